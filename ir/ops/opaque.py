@@ -169,6 +169,14 @@ def _given(attrs: Attrs) -> str:
 def _tie(node: Node, loops: Loops, ties: Ties) -> None:
     """A proof may take any sizes, the same in both programs; the function itself is called at its own alone."""
     whole = [name for name in loops if name in node.loops.whole]
+    key: tuple[object, ...]
+    if ties.are_open:
+        key = (_name(node.attrs), tuple(x.type.shape for x in node.operands), node.type.shape)
+        follow = {f"x{n}_0" for n in cast(Sequence[int], node.attr("follow"))}
+        leading = [name for name in whole if follow and name in {"y0", *follow}]
+        for name in leading:
+            ties.share((*key, "leading"), loops[name])
+        whole = [name for name in whole if name not in leading]
     if ties.are_open or ties.are_run:
         for name in whole:
             ties.keep(loops[name], f"{where(node)} ({node.attr('function')}) takes whole values of this size")
@@ -206,8 +214,8 @@ opaque = Operator(
     "opaque",
     _loops,
     "row",
-    attrs=("function", "arguments", "output", "loops", "sizes", "gives"),
-    defaults={"loops": "", "output": -1},
+    attrs=("function", "arguments", "output", "loops", "sizes", "gives", "follow"),
+    defaults={"loops": "", "output": -1, "follow": ()},
     result_dtype=_dtype,
     is_foreign=True,
     flops=_elements,

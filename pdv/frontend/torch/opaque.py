@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.errors import ModelError, ShapeError, UsageError, first_line
 from ir.graph import Node
@@ -35,6 +36,8 @@ _REFUSED = {
 _ATEN = torch.ops.aten
 _OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cumprod: 1, _ATEN.logcumsumexp: 1}
 """Functions of each row along a dim -> the place of the dim among their arguments."""
+
+NONE: Mapping[Node, int] = MappingProxyType({})
 
 Value = Any
 """What torch's functions take and give: tensors, numbers, lists of either, types; here with nodes for tensors."""
@@ -111,6 +114,7 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
     if why or not 0 < len(operands) <= MOST_OPERANDS:
         raise Unsupported(why or f"{len(operands)} operands")
     results = _shape_results(function, args, kwargs)
+    follow = _find_leading(function, args, kwargs, operands, results)
     single = isinstance(results, torch.Tensor)
     attrs = {"function": f"torch.ops.{function.namespace}.{function.__name__}", "arguments": ", ".join(given)}
 
@@ -119,6 +123,7 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
             return None
         loops = LOOPS.get(_name(function)) or _loops_of(function, operands, args, result.dim())
         own = {"loops": loops, "output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
+        own |= {"follow": follow} if follow and not loops else {}
         return k.builder.apply(OPERATORS["opaque"], tuple(operands), {**attrs, **own}, k.name)
 
     return make(-1, results) if single else tuple(make(place, result) for place, result in enumerate(results))
@@ -246,8 +251,10 @@ def _read(text: str, tensors: Sequence[torch.Tensor]) -> tuple[list[Value], dict
     return [value(one) for one in call.args], {str(one.arg): value(one.value) for one in call.keywords}
 
 
-def _shape_results(function: OpOverload, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-    """What it gives, as tensors without values.
+def _shape_results(
+    function: OpOverload, args: Sequence[Value], kwargs: Mapping[str, Value], leading: Mapping[Node, int] = NONE
+) -> Value:
+    """What it gives, as tensors without values; ``leading``: other sizes of the first dims of operands.
 
     Raises:
         Unsupported: if torch cannot say without values.
@@ -257,13 +264,38 @@ def _shape_results(function: OpOverload, args: Sequence[Value], kwargs: Mapping[
         def fake(value: Value) -> Value:
             if not isinstance(value, Node):
                 return value
-            return torch.empty(value.type.shape, dtype=getattr(torch, value.type.dtype.torch_name))
+            shape = value.type.shape
+            shape = (leading[value], *shape[1:]) if value in leading else shape
+            return torch.empty(shape, dtype=getattr(torch, value.type.dtype.torch_name))
 
         given = tree_map(fake, (list(args), dict(kwargs)), is_leaf=lambda x: isinstance(x, Node))
         try:
             return function(*given[0], **given[1])
         except Exception as error:  # noqa: BLE001  # whatever the operator's own code raises
             raise Unsupported(f"the shape of its result cannot be had: {first_line(error)}") from None
+
+
+def _find_leading(
+    function: OpOverload, args: Sequence[Value], kwargs: Mapping[str, Value], operands: Sequence[Node], results: Value
+) -> tuple[int, ...]:
+    """Numbers of the operands whose first dim may be of any size, which is then that of the results: the batch.
+
+    The function is asked for shapes at twice and three times the size; none if it does not give them.
+    """
+    shapes = [tuple(x.shape) for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
+    if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes):
+        return ()
+    size = shapes[0][0]
+    found = tuple(number for number, x in enumerate(operands) if x.type.shape[:1] == (size,))
+    for times in (2, 3) if found else ():
+        try:
+            again = _shape_results(function, args, kwargs, {operands[number]: times * size for number in found})
+        except Unsupported:
+            return ()
+        wanted = [(times * size, *shape[1:]) for shape in shapes]
+        if [tuple(x.shape) for x in tree_leaves(again) if isinstance(x, torch.Tensor)] != wanted:
+            return ()
+    return found
 
 
 def _type_of(result: torch.Tensor, operands: Sequence[Node]) -> str:

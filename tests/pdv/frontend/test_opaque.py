@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ir.evaluation.interpret import evaluate
 from pdv.frontend import load_program
 from pdv.frontend.torch import opaque
 from pdv.frontend.torch.opaque import call_torch
+from pdv.plan.package import import_package
 from pdv.report.opaque import OpaqueWarning
 from tests.distributed.harness import run_ranks
 from tests.distributed.observed import Observed, observe_step
@@ -99,6 +101,41 @@ def test_an_unknown_operator_is_run_whole_and_listed(module: nn.Module, tmp_path
     assert entry["function"] + "(" in (folder / "model.py").read_text(encoding="utf-8")
     assert "to let it be cut: pdv.register_operator(" in pdv.explain(folder)
     pdv.verify(folder)
+
+
+class Through(nn.Module):
+    """[b, 16] -> [b, 16], through a function of its own."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.function = nn.Linear(WIDTH, WIDTH), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.up(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "is_open"),
+    [
+        (lambda x: x * x.kthvalue(3, 1, keepdim=True).values, True),
+        (lambda x: torch.linalg.svdvals(x.unflatten(1, (4, 4))).repeat(1, 4), True),
+        (lambda x: x.unfold(1, 4, 4).sum(2).repeat(1, 4), True),
+        (lambda x: x * torch.kthvalue(x.detach(), x.size(0) // 2, 1, keepdim=True).values, False),  # of its rows
+        (lambda x: x + torch.pdist(x).sum(), False),  # as many as there are pairs of rows
+    ],
+)
+def test_another_batch_is_taken_where_the_function_takes_it(
+    function: Callable[[Tensor], Tensor], is_open: bool, tmp_path: Path
+) -> None:
+    module, x = Through(function), torch.randn(3 * BATCH, WIDTH)
+    with pytest.warns(OpaqueWarning):
+        folder = pdv.optimize(module, (x[:BATCH],), cluster=cluster(1)).save(tmp_path / "planned")
+    model = import_package(folder).build(device="cpu")
+    if is_open:
+        torch.testing.assert_close(model(x), module(x))
+    else:
+        with pytest.raises(ValueError, match="wrong-size"):
+            model(x)
 
 
 class Bits(nn.Module):
@@ -194,8 +231,9 @@ def test_a_plan_runs(registered: bool, tmp_path: Path) -> None:
         with pytest.warns(OpaqueWarning):
             plan = plan_of(module)
     folder = plan.save(tmp_path / "planned")
+    x = torch.randn(2 * BATCH, WIDTH)  # whatever it was planned for
     y = module(x)
-    torch.autograd.backward(y.square().sum() / BATCH)
+    torch.autograd.backward(y.square().sum() / len(x))
     for (index, count), found, gradients in run_ranks(observe, RANKS, folder, x):
         assert count == (RANKS if registered else count)
         torch.testing.assert_close(found, y.detach().chunk(count)[index])
