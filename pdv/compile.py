@@ -140,7 +140,9 @@ def optimize(
         frozen=freeze, weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
-    problems = ask(program.graph, devices, pins=pinned, rules=used)
+    inside = pinned if isinstance(pinned, PinSet) and how.says_how else None
+    of_whole = pinned if how.stages in (None, 1) else None  # a mesh of the cluster has other axes than a stage's
+    problems = ask(program.graph, devices, pins=pinned if predicates else of_whole, rules=used)
     units = [entry.device for entry in devices.classes]
     choices = read_choices(products, offload, allow, mode, how, program.graph, units)
     how = with_activations(how, offload, allow, mode, units)
@@ -151,7 +153,9 @@ def optimize(
 
         asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
         remedies = again if last else None
-        result = search_problems(asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how)
+        result = search_problems(
+            asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how, inside=inside
+        )
         if chosen.on_host or how.activations is not None:
             check_host(step_memory(_workload(result.found, devices)))
         return result

@@ -72,6 +72,13 @@ class PinSet:
                 found[pin.axis] = self.source.where((key, number))
         return found
 
+    @property
+    def singles_out(self) -> bool:
+        """Whether anything is named of which a deep model's equal layers may have some."""
+        chosen = [*self.spec.operators, *self.spec.forbid]
+        named = any(one.param or one.module or one.name for one in chosen)
+        return bool(self.spec.tensors) or named or any(one.tensor for one in self.spec.forbid)
+
     def speaks_of(self, mesh: Mesh) -> bool:
         """True if a mesh has all axes that are named."""
         return all(any(axis.name == name for axis in mesh.axes) for name in self.axes)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from ir.cost_model import CostModel
 from ir.dims import divisors
+from ir.errors import PinsError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.rows import rows_apart
@@ -20,9 +21,11 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.memory.allocator import room_within
 from pdv.pcg.plan_cost import kept_values, saved_values
+from pdv.pins import PinSet
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
-from pdv.problem import Problem
+from pdv.problem import Pins, Problem
+from pdv.problem.problem import allow_none
 from pdv.problem.workload import ON_HOST, RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
@@ -60,11 +63,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What is chosen among. ``problem`` is that of the whole batch on a mesh of the whole cluster."""
+    """What is chosen among. ``problem`` is that of the whole batch on a mesh of the whole cluster.
+
+    ``pins``: of the inside of each stage, on its mesh.
+    """
 
     problem: Problem
     cluster: Cluster
     pinned: Pinned = FREE
+    pins: PinSet | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_graphs", {1: self.problem.graph})
@@ -160,6 +167,7 @@ class Space:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
         found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
         found = self.pinned.meshes(found, self.cluster.num_devices // stages)
+        found = tuple(mesh for mesh in found if self.pins is None or self.pins.speaks_of(mesh))
         return tuple(sorted(found, key=self._askew)[:MESHES])
 
     def _askew(self, mesh: Mesh) -> tuple[bool, bool]:
@@ -167,6 +175,37 @@ class Space:
         if not mesh.axes:
             return False, False
         return len(mesh.axes) > 1, mesh.axes[-1].size != min(self.node_size, mesh.num_devices)
+
+    def pins_on(self, graph: Graph, mesh: Mesh) -> Pins:
+        """What the inside of a stage keeps; bounds are of all plans, whether they do or not.
+
+        Raises:
+            PinsError: if a name is none of the program's, or nothing there can follow a technique.
+        """
+        own = self.problem.pins
+        if self.pins is None:
+            return own
+        found = self.pins.on(graph, mesh)
+        return replace(found, gathers=allow_none) if own.gathers is allow_none else found
+
+    def check_pins(self) -> None:
+        """Whether pins may be kept by the whole batch on some mesh of a stage.
+
+        Raises:
+            PinsError: if they name what there is not, or no mesh lets anything follow them.
+        """
+        if self.pins is None:
+            return
+        what = f"no mesh of a stage has the axes {', '.join(self.pins.axes)}"
+        refused = PinsError(what, mend="Pin the mesh of a stage, too: mesh: {dp: 2}, or --mesh dp=2")
+        for mesh in dict.fromkeys(mesh for stages in self.stages for mesh in self.meshes(stages)):
+            try:
+                self.pins_on(self.problem.graph, mesh)
+            except PinsError as error:
+                refused = error
+            else:
+                return
+        raise refused
 
     def spans_nodes(self, stages: int) -> bool:
         """Whether a stage has more devices than a node."""
@@ -256,6 +295,14 @@ class Space:
         each = self.pinned.virtual(order)[0] if self.pinned.takes_turns else 1
         found = tuple(count for count in self.counts if not why_not(order, stages, each, count, recomputes=False))
         return found or self.counts
+
+    def first_counts(self, stages: int) -> list[int]:
+        """The first guess; where insides are pinned also fewer, as rows may be too few for what they are to do."""
+        first = self.first_count(stages)
+        return [
+            first,
+            *(count for count in reversed(self.counts_of(stages)) if self.pins is not None and count < first),
+        ]
 
     def first_count(self, stages: int) -> int:
         """Micro-batches to begin with: the fewest that fit if all is cut evenly and keep a pipeline busy."""

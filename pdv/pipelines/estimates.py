@@ -84,7 +84,8 @@ class Estimates:
 
     def __init__(self, space: Space, strategy: Strategy, budget: Budget) -> None:
         self.space = space
-        self.short = shorten(space.problem.graph, space.problem.rules)
+        whole = space.pins is not None and space.pins.singles_out
+        self.short = shorten(space.problem.graph, space.problem.rules, whole=whole)
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
         self._extras: dict[tuple[Candidate, str, Recompute], Extra] = {}
         self._sources: dict[int, SourceBlocks | None] = {}

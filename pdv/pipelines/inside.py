@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ir.errors import NoPlanFitsError
+from ir.errors import NoPlanFitsError, PinsError
 from ir.graph import Graph
 from pdv.cluster import Device
 from pdv.pcg.plan_cost import plan_cost
@@ -86,9 +86,13 @@ class Insides:
         graph = self.graph_of(candidate.micro_batches)
         if graph is None:
             return None
+        try:
+            pins = self.space.pins_on(graph, candidate.mesh)
+        except PinsError:  # rows are too few for a technique; what is named wrongly was said before
+            return None
         plain = replace(
             self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None,
-            versions=self.space.versions(candidate.stages),
+            versions=self.space.versions(candidate.stages), pins=pins,
         )  # fmt: skip
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         once, several = 1.0 / candidate.spread, candidate.several

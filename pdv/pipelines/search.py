@@ -17,6 +17,7 @@ from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
 from pdv.memory import step_memory
+from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates, Mixing
@@ -56,18 +57,22 @@ def search_pipelines(
     strategy: Strategy,
     pinned: Pinned = FREE,
     watch: Watch = UNWATCHED,
+    pins: PinSet | None = None,
 ) -> BestPlan | None:
     """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
 
     None, too, if the batch does best as a whole on all devices, or its rows cannot be run apart. ``problem`` is that
-    of the whole batch on some mesh of the whole cluster, with nothing pinned but what ``pinned`` says.
+    of the whole batch on some mesh of the whole cluster, with nothing pinned but what ``pinned`` says; ``pins`` are of
+    the insides of stages.
 
     Raises:
         UsageError: if nothing can be as it is pinned.
+        PinsError: the same of ``pins``.
         NoPlanFitsError: if nothing that is fits.
     """
     pinned.check(problem, cluster)
-    space = Space(problem, cluster, pinned)
+    space = Space(problem, cluster, pinned, pins)
+    space.check_pins()
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, ROUGHLY)
@@ -224,7 +229,9 @@ class Search:
         for stages in self.space.stages:
             meshes = self.space.meshes(stages)
             mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
-            found = self.estimates.free(self.space.candidate(stages, mesh, self.space.first_count(stages)))
+            counts = self.space.first_counts(stages)
+            each = (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts)
+            found = next(filter(None, each), None)
             best_s = min((one.step_s for one in firsts), default=float("inf"))
             if found is not None:
                 firsts.append(found)

@@ -48,18 +48,21 @@ class Short:
         return np.concatenate([numbers[: self.start], inside, numbers[self.stop :]])
 
 
-def shorten(graph: Graph, rules: Sequence[Rule]) -> Short:
+def shorten(graph: Graph, rules: Sequence[Rule], *, whole: bool = False) -> Short:
     """The program with its longest stretch of equal blocks shortened; as it is where pieces do not show that.
 
     rules: that both are searched with, and that blocks are as long as they span.
+    whole: as it is, as its equal blocks are told apart.
     """
     found = pieces(graph)
-    whole = Short(graph, 0, found.count, 1)
+    same = Short(graph, 0, found.count, 1)
+    if whole:
+        return same
     blocks = split_blocks(graph)
     longest = longest_repeat([block.key for block in blocks])
     repeat = None if longest is None else _at_pieces(blocks, longest, found)
     if repeat is None or repeat.count <= KEPT:
-        return whole
+        return same
     period = repeat.period
     dropped = range(repeat.start + 2 * period, repeat.stop - period)
     short = _without(graph, blocks, dropped)
@@ -69,11 +72,11 @@ def shorten(graph: Graph, rules: Sequence[Rule]) -> Short:
     numbers = {found.of[node] for block in middle for node in block.nodes}
     start, stop = min(numbers), max(numbers) + 1
     if rest or left_out != stop - start:
-        return whole
+        return same
     made = Short(short, start, stop, repeat.count - KEPT + 1)
     left, wholes = split_blocks(short, rules), split_blocks(graph, rules)
     places = places_of(short, left, made.middle)
-    return made if [left[at].key for at in places] == [block.key for block in wholes] else whole
+    return made if [left[at].key for at in places] == [block.key for block in wholes] else same
 
 
 def _at_pieces(blocks: Sequence[Block], repeat: Repeat, found: Pieces) -> Repeat | None:

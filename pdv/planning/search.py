@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError, did_you_mean
@@ -16,6 +17,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.cluster.routing.arrangements import arrangements
 from pdv.guard import Progress
+from pdv.pins import PinSet
 from pdv.pins.conflict import contradiction
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
@@ -84,6 +86,7 @@ def search_problems(
     *,
     pipelines: config.Pipelines = "never",
     pinned: Pinned = FREE,
+    inside: PinSet | None = None,
 ) -> SearchResult:
     """The best plan of which the emitted program fits, by the lifetimes of what it holds.
 
@@ -96,34 +99,42 @@ def search_problems(
         again: the problems of another graph or cluster, without rules; None: nobody asks for what would fit.
         pipelines: whether stages and micro-batches are searched, if none are pinned: always, or if nothing else fits.
         pinned: how a step is to run; pipelines are then searched first.
+        inside: what ``pins`` says, where that goes together with what ``pinned`` does.
 
     Raises:
         UsageError: if nothing can be as ``pinned`` says, or other pins or ``pipelines`` are against it.
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
-    from pdv.report.remedies import find_remedies, with_remedies
-
     started, deadline = time.process_time(), time.monotonic() + effort.budget_s
-    plain = pins is None and problems[0].pins == Pins()
-    _check_alone(not pinned.says_how or (plain and pipelines != "never"))
-    may = plain and cluster.mesh is None and effort.search == config.SEARCH and pipelines != "never"
+    plain, never = pins is None and problems[0].pins == Pins(), pipelines == "never"
+    _check_alone(not pinned.says_how or ((plain or inside is not None) and not never))
+    may = plain and cluster.mesh is None and effort.search == config.SEARCH and not never
+    asked = partial(_search_pipelines, problems, cluster, progress=progress, pinned=pinned, pins=pins, inside=inside)
     first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
-    if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
+    if first and (result := asked(effort)) is not None:
         return _timed(result, started)
     try:
         return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
             raise
-        left = effort.until(deadline)
-        if may and not first and (result := _search_pipelines(problems, cluster, left, progress, pinned)) is not None:
+        if may and not first and (result := asked(effort.until(deadline))) is not None:
             return _timed(result, started)
         if again is None:
             raise
-        progress("looking for what would fit", None)
-        remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
-        raise with_remedies(error, remedies) from error
+        raise _with_remedies(error, again, problems[0], cluster, progress) from error
+
+
+def _with_remedies(
+    error: NoPlanFitsError, again: Again, problem: Problem, cluster: Cluster, progress: Progress
+) -> NoPlanFitsError:
+    """The refusal, with what would help."""
+    from pdv.report.remedies import find_remedies, with_remedies
+
+    progress("looking for what would fit", None)
+    remedies = find_remedies(again, problem.graph, cluster, error, problem.memory_limit)
+    return with_remedies(error, remedies)
 
 
 def _timed(found: BestPlan, started: float) -> SearchResult:
@@ -138,19 +149,26 @@ def _check_alone(holds: bool) -> None:
         UsageError: if it does not.
     """
     if not holds:
-        what = "stages, micro-batches, their schedule or recomputation are fixed, and other pins, or --pipelines never"
+        what = "stages, micro-batches, their schedule or recomputation are fixed, and predicates, or --pipelines never"
         raise UsageError(what, mend="Leave one of them out")
 
 
 def _search_pipelines(
-    problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
+    problems: Sequence[Problem],
+    cluster: Cluster,
+    effort: Effort,
+    *,
+    progress: Progress,
+    pinned: Pinned,
+    pins: str | None,
+    inside: PinSet | None,
 ) -> BestPlan | None:
     """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole.
 
     Where devices or their links differ, stages may have them in another order than the one in which they are listed.
     """
     progress(SEARCHING_PIPELINES, None)
-    first = problems[0]
+    first = replace(problems[0], pins=Pins())
     if pinned.schedule in STALE:  # several versions are of what is used as it rests
         first = ungathered(first)
     deadline, orders = time.monotonic() + effort.budget_s, arrangements(cluster)
@@ -160,7 +178,7 @@ def _search_pipelines(
     for number, ordered in enumerate(orders):
         left_s = max(0.0, deadline - time.monotonic()) / (len(orders) - number)
         try:
-            one = search_pipelines(first, ordered, left_s, effort.strategy(None), pinned, effort.watch)
+            one = search_pipelines(first, ordered, left_s, effort.strategy(pins), pinned, effort.watch, inside)
         except NoPlanFitsError as error:
             refused.append(error)
             one = None

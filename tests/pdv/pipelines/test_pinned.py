@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pdv
-from ir.errors import NoPlanFitsError, UsageError, VerificationError
+from ir.errors import NoPlanFitsError, PinsError, UsageError, VerificationError
 from ir.types import DType
 from pdv.cli import app as cli
 from pdv.cluster import Cluster, load_cluster
@@ -31,6 +31,7 @@ from pdv.search.strategies.backtrack import backtrack
 from pdv.verification import verify
 from tests.pdv.packages import change_plan
 
+CLUSTER_OF_FOUR = {"name": "host", "nodes": [{"devices": 4, "device": "cpu-core", "link": "loopback-gloo"}]}
 SPEC = "gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64"
 CLUSTER = "nodes: [{devices: 4, device: cpu-core, link: loopback-gloo}]\n"
 
@@ -38,7 +39,7 @@ CLUSTER = "nodes: [{devices: 4, device: cpu-core, link: loopback-gloo}]\n"
 @cache
 def devices() -> Cluster:
     """One host of four cores."""
-    return load_cluster({"name": "host", "nodes": [{"devices": 4, "device": "cpu-core", "link": "loopback-gloo"}]})
+    return load_cluster(CLUSTER_OF_FOUR)
 
 
 @cache
@@ -204,3 +205,40 @@ def test_options_reach_the_plan(
     assert "keep the pins" in certificate["statement"]
     assert cli.run([*words[:-6], "--schedule", "zb"]) == 2
     assert "Allowed: gpipe, 1f1b, 2bw, interleaved, zero-bubble, zbv, dualpipev" in capsys.readouterr().out
+
+
+def pinned_inside(pins: dict[str, Any], **how: Any) -> pdv.Plan:
+    """Two stages of two devices."""
+    return pdv.optimize(program(arch(SPEC), 8, DType.F32), cluster=CLUSTER_OF_FOUR, pins=pins, stages=2, **how)
+
+
+def cut_in(plan: pdv.Plan) -> dict[str, str]:
+    """How parameters rest that do not rest whole."""
+    stored = [step for step in plan.document["derivation"] if step["rule"] == "store-parameter"]
+    return {name: step["bindings"]["sharding"] for step in stored for name in step["sites"]}
+
+
+def test_pins_speak_of_the_inside_of_each_stage() -> None:
+    """A technique, whatever the schedule would allow beside it; and what is named in one layer alone."""
+    zero = pinned_inside({"mesh": {"dp": 2}, "techniques": {"dp": "zero-2"}}, micro_batches=4)
+    assert cut_in(zero)
+    assert {axis["name"] for axis in zero.document["mesh"]} == {"dp"}
+    assert "keep the pins" in zero.document["search"]["certificate"]["statement"]
+    stale = pinned_inside({"mesh": {"dp": 2}, "techniques": {"dp": "ddp"}}, schedule="2bw", rules="none")
+    assert not cut_in(stale)
+    one = {"transformer.h.1.mlp.c_fc.weight": {"tp": "whole"}}
+    named = pinned_inside({"mesh": {"tp": 2}, "techniques": {"tp": "tensor"}, "tensors": one}, rules="none")
+    plain = pinned_inside({"mesh": {"tp": 2}, "techniques": {"tp": "tensor"}}, rules="none")
+    assert cut_in(plain).keys() - cut_in(named).keys() == one.keys()
+
+
+@pytest.mark.parametrize(
+    ("pins", "told"),
+    [
+        ({"techniques": {"dp": "ddp"}}, "no mesh of a stage has the axes dp"),
+        ({"mesh": {"dp": 2}, "tensors": {"nothing": {"dp": "cut"}}}, "no parameter or value is called 'nothing'"),
+    ],
+)
+def test_pins_that_no_stage_has_are_named(pins: dict[str, Any], told: str) -> None:
+    with pytest.raises(PinsError, match=told):
+        pinned_inside(pins, micro_batches=4)
