@@ -57,6 +57,8 @@ RUNS = {
     "pp-torchtitan": Run(PP, "torchtitan", "train_pipelining.py", "transformers"),
     "ddp-deepspeed": Run((), "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED, technique="ddp"),
     "zero3-deepspeed": Run((), "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED, technique="fsdp"),
+    "tp-deepspeed": Run((), "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED, technique="tensor"),
+    "pp-deepspeed": Run(PP, "deepspeed", "train_deepspeed_pipeline.py", "deepspeed", environment=DEEPSPEED),
 }
 
 

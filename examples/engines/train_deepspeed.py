@@ -1,4 +1,7 @@
-"""Training under DeepSpeed: `torchrun train_deepspeed.py ds_config.json`; DS_ACCELERATOR=cpu where there is no GPU."""
+"""Training under DeepSpeed: `torchrun train_deepspeed.py ds_config.json`; DS_ACCELERATOR=cpu where there is no GPU.
+
+ZeRO, where each rank has its rows; AutoTP, where ranks that share the model have the same ones.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from tiny import RATE, STEPS, make_model, own_rows, report
 
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 model = make_model()
-optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json.loads(Path(sys.argv[1]).read_text()))
+config = json.loads(Path(sys.argv[1]).read_text())
+tp = config.get("tensor_parallel", {}).get("autotp_size", 1)
+engine, *_ = deepspeed.initialize(  # the optimizer is of what AutoTP has cut
+    model=model, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=RATE), config=config
+)
 rank, world = dist.get_rank(), dist.get_world_size()
 losses = []
 for step in range(STEPS):
-    ids = own_rows(step, rank, world)
+    ids = own_rows(step, rank // tp, world // tp)
     loss = engine(input_ids=ids, labels=ids).loss
     engine.backward(loss)
     engine.step()
@@ -26,5 +32,8 @@ for step in range(STEPS):
     dist.all_reduce(told)
     losses.append(told.item() / world)
 if rank == 0:
-    report(losses, f"ZeRO stage {engine.zero_optimization_stage()} on {world} processes")
+    product = engine.module.model.layers[0].mlp.up_proj
+    shape = tuple(product.weight.shape) if tp > 1 else ()
+    cut = f"AutoTP, {shape} of a product on each of {world} ranks"
+    report(losses, cut if tp > 1 else f"ZeRO stage {engine.zero_optimization_stage()} on {world} processes")
 dist.destroy_process_group()

@@ -89,7 +89,11 @@ class DeepSpeed(Engine):
 
     def write(self, given: Configuration, target: Target) -> str:
         """As its manual writes it."""
-        said: dict[str, Any] = {BATCH: given.batch, MICRO: given.micro_batch, STEPS: given.micro_batches}
+        said: dict[str, Any] = {MICRO: given.micro_batch, STEPS: given.micro_batches}
+        if (
+            given.tp == 1
+        ):  # else it counts all ranks as data-parallel ones, unless it is given an mpu
+            said = {BATCH: given.batch, **said}
         said["zero_optimization"] = {"stage": given.zero, "overlap_comm": given.gradients}
         if target.dtype != "float32":
             said["bf16" if target.dtype == "bfloat16" else "fp16"] = {"enabled": True}
@@ -173,6 +177,8 @@ def _read_zero(value: object) -> tuple[Settings, list[str]]:
 def _read_batch(said: Mapping[str, Any], settings: Settings, devices: int) -> Settings:
     """Batch, micro-batch and steps: two of them say the third.
 
+    With AutoTP and without an ``mpu`` DeepSpeed wants the batch of all ranks, as if each had rows of its own.
+
     Raises:
         UsageError: if they are not those of so many devices.
     """
@@ -190,6 +196,8 @@ def _read_batch(said: Mapping[str, Any], settings: Settings, devices: int) -> Se
         assert batch is not None, "as the line above says"
         micro = batch // (ranks * (steps or 1))
     if batch is None:
+        batch = micro * ranks * (steps or 1)
+    if micro and batch == micro * ranks * (steps or 1) * settings.get("tp", 1):
         batch = micro * ranks * (steps or 1)
     if not micro or batch % (micro * ranks) or (steps is not None and batch != micro * ranks * steps):
         text = f"{BATCH}={batch}, {MICRO}={micro}, {STEPS}={steps or '-'}"

@@ -26,6 +26,8 @@ SAID = {
     "pp-torchtitan": "1F1B of 4 micro-batches on 2 stages",
     "ddp-deepspeed": "ZeRO stage 0 on 2 processes",
     "zero3-deepspeed": "ZeRO stage 3 on 2 processes",
+    "tp-deepspeed": "AutoTP, (64, 64) of a product on each of 2 ranks",
+    "pp-deepspeed": "PipelineModule of 2 stages, 4 micro-batches",
 }
 
 

@@ -92,6 +92,17 @@ def test_accelerate_on_cpus_is_what_it_runs_there() -> None:
     assert "fsdp_config" in found.unpriced[0]
 
 
+@pytest.mark.parametrize("batch", [16, 64])
+def test_a_batch_beside_autotp_is_that_of_data_parallel_ranks(batch: int) -> None:
+    """DeepSpeed itself asks for the batch of all ranks, 64 of 4 x 2 on 8, unless it is given an ``mpu``."""
+    said = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "train_batch_size": batch}
+    text = json.dumps({**said, "tensor_parallel": {"autotp_size": 4}})
+    found = ENGINES["deepspeed"].read(text, Reading(8, 8))
+    assert (found.settings["batch"], found.settings["micro_batch"], found.settings["tp"]) == (16, 4, 4)
+    with pytest.raises(UsageError, match="on 2 data-parallel ranks"):
+        ENGINES["deepspeed"].read(text.replace(f": {batch}", ": 32"), Reading(8, 8))
+
+
 def test_a_stage_from_none_is_told() -> None:
     target = Target("float32", 2, 4, on_gpus=True, layers=8)
     _, lost = narrow(ENGINES["accelerate"], complete(configuration("tp=2").model_copy(update={"batch": 64}), 8), target)

@@ -37,17 +37,15 @@ def deepspeed(path: Path) -> dict[str, Any]:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     said = json.loads(path.read_text())
-    tp, pp = said.get("tensor_parallel", {}).get("autotp_size", 1), said.get("pipeline", {}).get("stages", 1)
+    pp = said.get("pipeline", {}).get("stages", 1)
 
-    class Units:
+    class Units:  # of a PipelineModule, which brings them
         def get_data_parallel_world_size(self) -> int:
-            return int(WORLD // tp // pp // said.get("sequence_parallel_size", 1))
-
-        def get_tensor_model_parallel_world_size(self) -> int:
-            return int(tp)
+            return int(WORLD // pp)
 
     dist.get_rank = lambda *_, **__: 0  # nothing is started: a configuration alone
-    found = DeepSpeedConfig(said, mpu=Units())
+    dist.get_world_size = lambda *_, **__: WORLD
+    found = DeepSpeedConfig(said, mpu=Units() if pp > 1 else None)
     return {
         "stage": found.zero_config.stage, "batch": found.train_batch_size,
         "micro_batch": found.train_micro_batch_size_per_gpu, "steps": found.gradient_accumulation_steps,
