@@ -90,9 +90,7 @@ class DeepSpeed(Engine):
     def write(self, given: Configuration, target: Target) -> str:
         """As its manual writes it."""
         said: dict[str, Any] = {MICRO: given.micro_batch, STEPS: given.micro_batches}
-        if (
-            given.tp == 1
-        ):  # else it counts all ranks as data-parallel ones, unless it is given an mpu
+        if given.tp == 1:  # else it counts all ranks as data-parallel ones, unless it is given an mpu
             said = {BATCH: given.batch, **said}
         said["zero_optimization"] = {"stage": given.zero, "overlap_comm": given.gradients}
         if target.dtype != "float32":
