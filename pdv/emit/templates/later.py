@@ -147,7 +147,10 @@ class TwoBatches:
         if before is None:
             self._run(turn)
             return torch.full((), torch.nan, device=model.mesh.device)
-        return before.run(model, partial(self._run, turn), self._last)
+        loss = before.run(model, partial(self._run, turn), self._last)
+        if given is None:  # the last stage waits for nobody in a step, and may not be gone before others have its loss
+            dist.barrier(group=model.mesh.stage.group)
+        return loss
 
     def _run(self, turn: int) -> None:
         """What is left of the batch before, and first passes of this turn's, with the weights that are newest now."""
