@@ -63,7 +63,7 @@ def differs(program: Program, module: torch.nn.Module, inputs: Mapping[str, Any]
     """How what was read of a file differs from the module; empty if it does not."""
     source = copy_of(module, inputs, train=True)
     if isinstance(source, Source):
-        source = _as_in_file(source, program)
+        source = _as_in_file(_with_constants(source, module, program), program)
     try:
         check_reading(program.graph, source, train=True)
     except ModelError as error:
@@ -110,6 +110,19 @@ class _AsInFile(Source):
         """The same, of float64 throughout."""
         wide = super().in_float64()
         return _AsInFile(wide.module, wide.args, wide.kwargs)
+
+
+def _with_constants(source: Source, module: torch.nn.Module, program: Program) -> Source:
+    """A module in which what is frozen, and a constant of the file, is what it was when it was exported.
+
+    The copy of a module has other values where a parameter is one number throughout.
+    """
+    before = {name: x for name, x in module.named_parameters() if not x.requires_grad}
+    with torch.no_grad():
+        for name, own in source.module.named_parameters():
+            if name in before and name not in program.weights.names and name not in program.names:
+                own.copy_(before[name])
+    return source
 
 
 def _as_in_file(source: Source, program: Program) -> Source:

@@ -19,8 +19,8 @@ from pdv.frontend.onnx.origins.doubts import EXPORT, OURS, module_path, some_of
 from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, part_unsaid, say_parted
-from pdv.frontend.onnx.origins.norms import unfold_norms
-from pdv.frontend.onnx.origins.proved import Stored, recover_proved
+from pdv.frontend.onnx.origins.proofs.norms import unfold_norms
+from pdv.frontend.onnx.origins.proofs.proved import Stored, recover_proved
 from pdv.frontend.onnx.origins.recovered import drop_unread, recover
 from pdv.frontend.onnx.origins.signature import (
     Role,
@@ -165,7 +165,8 @@ def _prove(graph: onnx_ir.Graph, signature: Signature, stored: Stored, found: Me
             f"{len(norms)} batch norms that were folded into convolutions ({some_of(norms)}) are layers again, by the "
             "weights that were given"
         )
-    made = recover_proved(graph, signature, stored)
+    made, untold = recover_proved(graph, signature, stored)
+    found.absent += sorted(untold)
     for name, (how, own) in made.items():
         found.made[name] = how
         found.merged |= dict.fromkeys(own, name)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ir.errors import ModelError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
-from pdv.frontend.onnx.origins.moves import find_moves
+from pdv.frontend.onnx.origins.proofs.moves import find_moves
 from pdv.planning.model import check_trained, read_model
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.proved import Stored, array_of
+from pdv.frontend.onnx.origins.proofs.proved import Stored, array_of
 from pdv.frontend.onnx.origins.signature import FX_NODE, LINES, NAMED, NUMBER, READ, SCOPES, Signature, names_of
 
 _PART = "getitem"  # of a result of several

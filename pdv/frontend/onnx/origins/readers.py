@@ -46,7 +46,7 @@ class Readers:
         """
         groups: dict[str, list[Use]] = {}
         for use in value.uses():
-            name = self._name_of(use, value) or (value.name if chance() else None)
+            name = self.name_of(use, value) or (value.name if chance() else None)
             if name is None:
                 return None
             groups.setdefault(name, []).append(use)
@@ -63,9 +63,9 @@ class Readers:
         whole: dict[str, list[Use]] = {}
         for name, owner in found.items():
             whole.setdefault(owner, []).extend(groups[name])
-        return [Reading(owner, tuple(uses), frozenset(map(_line, uses))) for owner, uses in whole.items()]
+        return [Reading(owner, tuple(uses), _lines(uses)) for owner, uses in whole.items()]
 
-    def _name_of(self, use: Use, value: onnx_ir.Value) -> str | None:
+    def name_of(self, use: Use, value: onnx_ir.Value) -> str | None:
         """By which name the operator of torch that a node is of calls what the node reads."""
         _, _, call = use.node.metadata_props.get(FX_NODE, "").partition("(args = ")
         kind = kind_of(value.name or "")
@@ -84,17 +84,21 @@ class Readers:
     ) -> str | None:
         """The missing parameter of the reading module whose part is that of ``origin`` in its own."""
         modules = {_module(use) for use in uses}
-        if len(modules) != 1 or {_class(use) for use in uses} != {_class(use) for use in own}:
+        if len(modules) != 1 or {class_of(use.node) for use in uses} != {class_of(use.node) for use in own}:
             return None
         (module,), (_, _, leaf) = modules, origin.rpartition(".")
         near = [name for name in self.missing if name.rpartition(".")[0] == module and name != origin]
         alone = not any(_module(use) == module for other in others for use in other)
         like = f"{module}.{leaf}" if module else leaf
-        if alone and like in near and set(map(_line, uses)) == set(map(_line, own)):
+        if alone and like in near and _lines(uses) == _lines(own):
             return like
-        how = {_about(leaf, _line(use)) for use in own}
+        how = {_about(leaf, line_of(use.node)) for use in own}
         for name in near:
-            if how == {_about(name.rpartition(".")[2], _line(use)) for use in uses} and len(how) == 1 and "" not in how:
+            if (
+                how == {_about(name.rpartition(".")[2], line_of(use.node)) for use in uses}
+                and len(how) == 1
+                and "" not in how
+            ):
                 return name
         in_turn = [name for name in near if _is_in_turn(leaf, own, name.rpartition(".")[2], uses)]
         if len(in_turn) == 1:
@@ -108,9 +112,13 @@ def kind_of(name: str) -> str:
     return NUMBER.sub("", name)
 
 
-def _line(use: Use) -> str:
+def _lines(uses: Sequence[Use]) -> frozenset[str]:
+    return frozenset(line_of(use.node) for use in uses)
+
+
+def line_of(node: onnx_ir.Node) -> str:
     """The source's line that a node is of, as it was exported."""
-    lines: Mapping[str, str] = use.node.metadata_props
+    lines: Mapping[str, str] = node.metadata_props
     return (lines.get(LINES, "").strip().splitlines() or [""])[-1].strip()
 
 
@@ -118,7 +126,7 @@ def _is_in_turn(leaf: str, own: Sequence[Use], other: str, uses: Sequence[Use]) 
     """Whether a line says two parameters, or what is called after them, in the order in which its node reads them."""
     if len(own) != 1 or len(uses) != 1 or own[0].node is not uses[0].node:
         return False
-    words = re.findall(r"\w+", _line(own[0]))
+    words = re.findall(r"\w+", line_of(own[0].node))
     places = [[i for i, word in enumerate(words) if word.startswith(name)] for name in (leaf, other)]
     if [len(each) for each in places] != [1, 1]:
         return False
@@ -147,6 +155,7 @@ def _module(use: Use) -> str:
     return scopes[-2] if len(scopes) > 1 else ""
 
 
-def _class(use: Use) -> str:
-    classes = _QUOTED.findall(use.node.metadata_props.get(CLASSES, ""))
+def class_of(node: onnx_ir.Node) -> str:
+    """The class of the module that a node is of; empty where the file does not say."""
+    classes = _QUOTED.findall(node.metadata_props.get(CLASSES, ""))
     return classes[-2] if len(classes) > 1 else ""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.proved import CLOSE, Stored, array_of, register
+from pdv.frontend.onnx.origins.proofs.proved import CLOSE, Stored, array_of, register
 from pdv.frontend.onnx.origins.signature import FX_NODE, Signature
 from pdv.passes.fold_constants import Array
 
