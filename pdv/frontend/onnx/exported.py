@@ -20,7 +20,7 @@ from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, part_unsaid, say_parted
 from pdv.frontend.onnx.origins.proofs.norms import unfold_norms
-from pdv.frontend.onnx.origins.proofs.proved import Stored, recover_proved
+from pdv.frontend.onnx.origins.proofs.proved import Stored, lost_equals, recover_proved
 from pdv.frontend.onnx.origins.recovered import drop_unread, recover
 from pdv.frontend.onnx.origins.signature import (
     Role,
@@ -101,6 +101,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         constants = {_held_as(name, found) for name in part_constants(signature, model.graph)}
         found.shared += sorted(name for name in signature.targets if _held_as(name, found) in constants)
         lost, merged = {*absent(signature, model.graph)}, lost_with_nodes(signature, model.graph)
+        lost |= lost_equals(model.graph, signature, stored, found.made.values())
         found.absent += sorted((lost | merged) - {*found.copies, *found.absent})
         missing = signature.targets - model.graph.initializers.keys()
         if not merged and not missing & signature.mentioned(model.graph):

@@ -212,7 +212,22 @@ class Modulated(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("module", "lost"), [(TwoNorms(), "other.bias, other.weight"), (Modulated(), "made.1.bias")])
+class TwoShifts(nn.Module):
+    """Two shifts of one value, which start out as zeros: their sums become one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x + self.one) * torch.tanh(x + self.other)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("module", "lost"),
+    [(TwoNorms(), "other.bias, other.weight"), (Modulated(), "made.1.bias"), (TwoShifts(), "other")],
+)
 def test_what_went_with_an_equal_node_is_named(module: nn.Module, lost: str, tmp_path: Path) -> None:
     path = _plain(module, {"x": torch.randn(4, 2, 8)}, tmp_path / "m.onnx")
     with pytest.raises(pdv.ModelError, match=f"not in the file .{lost}.*took them for others.*optimize=False"):

@@ -23,18 +23,21 @@ _PART = "getitem"  # of a result of several
 
 def lost_with_nodes(signature: Signature, graph: onnx_ir.Graph) -> set[str]:
     """Parameters of modules of which no node is left, where a node is read under two names whose parameters are each
-    of one number: those of a module with parameters of the same names may have been its equals.
+    of one number: those of a module with parameters of the same names may have been its equals, and others of its own.
     """
     there, gone = _read(graph), _find_gone(signature, graph)
-    if not gone:
-        return set()
+    left = signature.targets - there - signature.mentioned(graph)
     found: set[str] = set()
-    for node in _merged(graph):
+    if not left:
+        return found
+    for node in _merged(signature, graph):
         own = {signature.parameters[name] for name in _names_in(node) if name in signature.parameters}
         values = [graph.initializers[name] for name in own & there]
         if len(values) == len(own) and all(map(_is_one_number, values)):
             leaves = {tuple(sorted(name.rpartition(".")[2] for name in own))}
             found |= {f"{module}.{name}" for module, names in gone.items() if names in leaves for name in names}
+            modules = {name.rpartition(".")[0] for name in own}
+            found |= {name for name in left if name.rpartition(".")[0] in modules}
     return found
 
 
@@ -242,7 +245,7 @@ def _modules(targets: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     return {module: tuple(names) for module, names in found.items()}
 
 
-def _merged(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
+def _merged(signature: Signature, graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
     """Nodes with parameters that are read, themselves or what follows from them, under a name that is no node's."""
     known = names_of(graph)
     for node in graph:
@@ -250,7 +253,7 @@ def _merged(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
         for value in node.inputs:
             before = value.producer() if value is not None else None
             if before is not None and other & {_kind(before), _PART}:
-                yield from _with_parameters(before)
+                yield from _with_parameters(signature, before)
 
 
 def _kind(node: onnx_ir.Node) -> str:
@@ -259,12 +262,12 @@ def _kind(node: onnx_ir.Node) -> str:
     return NUMBER.sub("", match[1]) if match is not None else ""
 
 
-def _with_parameters(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
+def _with_parameters(signature: Signature, node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
     """The next nodes upwards that read parameters."""
     left, seen = [node], {node}
     while left:
         node = left.pop()
-        if any(value is not None and value.is_initializer() and "." in (value.name or "") for value in node.inputs):
+        if any(value is not None and value.name in signature.targets for value in node.inputs):
             yield node
             continue
         above = {before for value in node.inputs if value is not None and (before := value.producer()) is not None}

@@ -8,7 +8,7 @@ which rows, which number, which of several parameters. What is not told is left 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir
@@ -20,6 +20,7 @@ from pdv.frontend.onnx.origins.proofs.moves import find_moves
 from pdv.frontend.onnx.origins.proofs.products import Told, of_linear, of_rows, of_sum
 from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
 from pdv.frontend.onnx.origins.signature import Signature, call_of, is_float, origins_of
+from pdv.frontend.onnx.origins.undone import CHANCE
 from pdv.passes.fold_constants import Array
 
 Stored = Mapping[str, Callable[[], Array]]
@@ -72,6 +73,15 @@ def recover_proved(
         found[value.name or ""] = told[0][1], new
         untold |= {*origins}.difference(*(how.parameters for _, how in told)) if len(origins) > 1 else set()
     return found, untold
+
+
+def lost_equals(graph: onnx_ir.Graph, signature: Signature, stored: Stored, made: Iterable[Made]) -> set[str]:
+    """Parameters that nothing reads, with the few values of one that was had back: nodes of both may have become one."""
+    there = {name for name, value in graph.initializers.items() if value.uses()}
+    left = {name: stored[name]() for name in signature.targets - there if name in stored}
+    read = [stored[name]() for name in dict.fromkeys(name for how in made for name in how.parameters) if name in stored]
+    few = [each for each in read if len(np.unique(each)) < CHANCE]
+    return {name for name, each in left.items() if any(_same(each, other) for other in few)}
 
 
 def _readings(readers: Readers, value: onnx_ir.Value, stored: Stored) -> Sequence[Reading]:
