@@ -171,7 +171,7 @@ def _period(array: Array, dim: int) -> int:
 
 def _are_apart(rows: Array) -> bool:
     """Whether no two columns are equal, so that values tell in which order they lie."""
-    return len(np.unique(rows, axis=1).T) == rows.shape[1]
+    return bool(np.unique(rows, axis=1).shape[1] == rows.shape[1])
 
 
 def _match(rows: Array, wanted: Array, close: Array) -> tuple[int, ...] | None:

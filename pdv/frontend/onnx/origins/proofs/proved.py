@@ -76,7 +76,7 @@ def recover_proved(
 
 
 def lost_equals(graph: onnx_ir.Graph, signature: Signature, stored: Stored, made: Iterable[Made]) -> set[str]:
-    """Parameters that nothing reads, with the few values of one that was had back: nodes of both may have become one."""
+    """Parameters that nothing reads, equal to one of few values that was had back: nodes of both may be one."""
     there = {name for name, value in graph.initializers.items() if value.uses()}
     left = {name: stored[name]() for name in signature.targets - there if name in stored}
     read = [stored[name]() for name in dict.fromkeys(name for how in made for name in how.parameters) if name in stored]
