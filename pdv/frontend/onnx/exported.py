@@ -172,6 +172,10 @@ def _prove(graph: onnx_ir.Graph, signature: Signature, stored: Stored, found: Me
         found.made[name] = how
         found.merged |= dict.fromkeys(own, name)
     drop_unread(graph, made)
+    if dropped := [f"{how.parameters[0]} with p={how.dropped[1]}" for how, _ in made.values() if how.dropped]:
+        found.notes.append(
+            f"dropout that the exporter drew once ({some_of([*dict.fromkeys(dropped)])}) is drawn in each step here"
+        )
     if made:
         found.notes.append(
             f"tensors that the exporter computed beforehand ({some_of(list(made))}) are computed in each step here, of "

@@ -27,10 +27,10 @@ class Places(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.place, self.far = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.table, self.start = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.randn(1, 5, 8))
-        self.own, self.other = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
-        self.token, self.drop = nn.Parameter(torch.zeros(1, 1, 8)), nn.Dropout(0.25)
+        self.query, self.place, self.far = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+        self.table, self.start = nn.Parameter(torch.randn(12, 16)), nn.Parameter(torch.randn(1, 5, 16))
+        self.own, self.other = nn.Parameter(torch.zeros(16)), nn.Parameter(torch.zeros(16))
+        self.token, self.drop = nn.Parameter(torch.zeros(1, 1, 16)), nn.Dropout(0.25)
         nn.init.zeros_(self.place.bias)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Unseen(Places):
         return x.view(x.shape[0], x.shape[1], -1, 2).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = super().forward(x).unflatten(2, (2, 4)).transpose(1, 2)
+        found: Tensor = super().forward(x).unflatten(2, (2, 8)).transpose(1, 2)
         return found + self.sides(self.own[None, None])
 
 
@@ -97,7 +97,7 @@ class Chosen(nn.Module):
         return x + (self.token[:, [1, 0, 2, 3, 4, 5, 6, 7]] + self.start[:1])
 
 
-def _read(module: nn.Module, folder: Path, shape: tuple[int, ...] = (2, 4, 8)) -> Callable[[Path], Program]:
+def _read(module: nn.Module, folder: Path, shape: tuple[int, ...] = (2, 4, 16)) -> Callable[[Path], Program]:
     save_file({name: x.clone() for name, x in module.state_dict().items()}, folder / "own.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,7 +120,7 @@ def test_a_file_is_the_module_again(exported: tuple[nn.Module, Path, Callable[[P
     check_trained(found)
     trained = {str(param.attr("name")) for param in found.graph.params if param.attr("trainable")}
     assert trained == {name for name, _ in module.named_parameters()}
-    source = copy_of(module, {"x": torch.randn(2, 4, 8)}, train=True)
+    source = copy_of(module, {"x": torch.randn(2, 4, 16)}, train=True)
     assert "the same" in check_reading(found.graph, source, train=True)
 
 
@@ -128,8 +128,10 @@ def test_dropout_that_was_drawn_once_is_drawn_in_each_step(
     exported: tuple[nn.Module, Path, Callable[[Path], Program]],
 ) -> None:
     _, folder, read = exported
-    drawn = [node.type.shape for node in read(folder / "own.safetensors").graph.nodes if node.op.draws]
-    assert sorted(drawn) == [(2, 5, 8), (12, 8)]
+    found = read(folder / "own.safetensors")
+    assert "dropout that the exporter drew once (table with p=0.25) is drawn in each step here" in found.notes
+    drawn = [node.type.shape for node in found.graph.nodes if node.op.draws]
+    assert sorted(drawn) == [(2, 5, 16), (12, 16)]
 
 
 @pytest.mark.parametrize("changed", ["table", "place.weight", "place.bias", "far.weight", "own", "token", "start"])

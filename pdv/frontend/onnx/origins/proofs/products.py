@@ -22,7 +22,8 @@ from pdv.passes.fold_constants import Array
 
 CLOSE = 1e-5  # of the sum of magnitudes: some steps of float32
 _MOST = 1 << 26  # elements that are compared
-_RATIO = 1e-3  # of elements that were solved for: what is lost by a weight's condition
+_NOISE = 1e-2  # of what was solved for, of its root mean square: what a weight's condition loses, and more
+_RATIO = 1e-3  # of the factors of rows
 _CONDITION = 1e4  # of a weight that is solved for, at most
 _LEAST = 4  # elements of a row that tell a ratio
 _DEVIATIONS = 6  # of the share that was dropped
@@ -199,16 +200,15 @@ def _dropped(
         return None
     before = inverted(rows.astype(np.float64), steps) - bias
     solved = np.linalg.lstsq(weight, before.T, rcond=None)[0].T  # [n, k]
-    kept = np.abs(solved) > _RATIO * np.sqrt((solved**2).mean())
+    least = _NOISE * np.sqrt((solved**2).mean())
+    kept = np.abs(solved) > least
     found, factors = list[int](), list[float]()
     for row, mask in zip(solved, kept, strict=True):
         if mask.sum() < _LEAST:
             return None
         with np.errstate(all="ignore"):
-            ratios = row[mask] / table[:, mask]
-        middle = np.median(ratios, axis=1, keepdims=True)
-        with np.errstate(all="ignore"):
-            same = np.flatnonzero((np.abs(ratios - middle) <= 0.1 * np.abs(middle)).all(1))
+            middle = np.median(row[mask] / table[:, mask], axis=1, keepdims=True)
+            same = np.flatnonzero((np.abs(row[mask] - middle * table[:, mask]) <= least).all(1))
         if len(same) != 1:
             return None
         found.append(int(same[0]))
@@ -217,10 +217,12 @@ def _dropped(
     if not np.allclose(factors, factor, rtol=_RATIO, atol=0) or factor <= 1 or len({*found}) < len(found):
         return None
     share = next((each for each in shares if abs(each - (1 - 1 / factor)) < _RATIO / 10), None)
-    if share is None or abs((~kept).mean() - share) > _DEVIATIONS * math.sqrt(share * (1 - share) / kept.size) + _RATIO:
+    if share is None:
         return None
     larger = table[found] / (1 - share)
     again = np.where(np.abs(solved - larger) < np.abs(solved), larger, 0.0)
+    if abs((again == 0).mean() - share) > _DEVIATIONS * math.sqrt(share * (1 - share) / again.size) + _NOISE:
+        return None
     size = np.abs(computed(np.abs(again) @ np.abs(weight).T + np.abs(bias), steps))
     same = np.abs(computed(again @ weight.T + bias, steps) - rows) <= CLOSE * size
     return (tuple(found), share) if same.all() else None
