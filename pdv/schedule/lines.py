@@ -8,11 +8,15 @@ from pdv.problem.workload import STALE, Order
 
 
 class Line(NamedTuple):
-    """A step takes ``rest`` x the other stages' seconds + ``forward`` x its + ``backward`` x its own at least."""
+    """A step takes ``rest`` x the other stages' seconds + ``forward`` x its + ``backward`` x its own at least.
+
+    And ``behind`` x those of the stages behind it once more.
+    """
 
     rest: float
     forward: float
     backward: float
+    behind: float = 0.0
 
 
 def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Line, ...]:
@@ -21,6 +25,7 @@ def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Li
     GPipe: the first micro-batch comes to the stage, all pass it forward, the last one goes on to the end, the first
     returns, all pass backward. 1F1B: the first micro-batch comes, and all pass; or it goes to the end and back first,
     and all follow but the forward passes that the stage had made ahead; or the same from the end, with backward passes.
+    Or the first goes to the end and back, then so do those that are not ahead of others, and the last goes there again.
     """
     if stages == 1 or order in STALE:  # of which a step waits for no other stage
         return (Line(0.0, micro_batches, micro_batches),)
@@ -28,4 +33,5 @@ def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Li
         return (Line(1.0, micro_batches, micro_batches),)
     ahead = min(stages - 1 - stage, micro_batches - 1)
     whole = float(micro_batches)
-    return Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
+    found = Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
+    return (*found, Line(1.0, whole - ahead, whole - ahead, 1.0)) if 0 < ahead < micro_batches - 1 else found

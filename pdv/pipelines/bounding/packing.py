@@ -121,18 +121,24 @@ class Packing(Fitting):
         """Where the longest run that may be a stage ends; every part of such a run may be one, too."""
         free = self.runs[0.0][start, start:]
         ways = self._sums[0][start:] - self._sums[0][start], self._sums[1][start:] - self._sums[1][start]
-        capacity = math.inf
+        capacity = np.full(len(free), math.inf)
         may = np.ones(len(free), dtype=bool)
-        for rest, forward, backward in of_stage:
+        for rest, forward, backward, behind in of_stage:
             both = min(forward, backward) - rest
-            left = step_s - rest * self._whole_s
+            left = step_s - rest * self._whole_s - behind * self._behind_s[start:]
             beside = (forward - both - rest) * ways[0] + (backward - both - rest) * ways[1]
             may &= both * free + beside <= left
-            capacity = min(capacity, left / both) if both > 0 else capacity
+            capacity = np.minimum(capacity, left / both) if both > 0 else capacity
         for price, runs in self.runs.items():
             if price and math.isfinite(room):
                 may &= runs[start, start:] <= capacity + price * room
         return start + int(may.nonzero()[0].max(initial=0))
+
+    @cached_property
+    def _behind_s(self) -> Numbers:
+        """Of all pieces behind each border, each by itself: a run that ends a piece later takes more than it saves."""
+        each = np.diagonal(self.runs[0.0][:, 1:])
+        return np.append(np.cumsum(each[::-1])[::-1], 0.0)
 
     @cached_property
     def _sums(self) -> tuple[Numbers, Numbers]:

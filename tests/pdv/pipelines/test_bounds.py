@@ -195,9 +195,10 @@ def test_filling_and_draining_cannot_be_cut_away(order: Order, each: int) -> Non
         whole = sum(map(sum, passes))
         assert max(line.ends) >= rounds(pipeline) / pipeline.stages * whole * (1 - 1e-12)
         for stage in range(pipeline.stages if each == 1 else 0):
-            forward, backward = (way[stage] for way in passes)
+            (forward, *later), (backward, *back) = (way[stage:] for way in passes)
             for one in lines(order, pipeline.stages, pipeline.micro_batches, stage):
                 least = one.rest * (whole - forward - backward) + one.forward * forward + one.backward * backward
+                least += one.behind * sum(later + back)
                 assert max(line.ends) >= least * (1 - 1e-12)
 
 
