@@ -170,6 +170,7 @@ class Redistribution:
     bucket_bytes: float = 0.0
     copying: tuple[float, float] | None = None
     _routes: dict[tuple[TensorType, bool, bool], Routes] = field(default_factory=dict)
+    _known_moves: dict[tuple[tuple[str, str], float], tuple[float, float]] = field(default_factory=dict)
     _known_lines: dict[tuple[tuple[str, str], ...], tuple[list[AxisLink], Seconds]] = field(default_factory=dict)
 
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
@@ -269,12 +270,16 @@ class Redistribution:
         kinds, sizes = states.kinds[edges], held[states.tails[edges]]
         found = lines[kinds]
         both: Seconds = found[:, 0] + found[:, 1] * sizes[:, None]
-        for kind, ((name, _), link) in enumerate(zip(states.operators, links, strict=True)):
-            if _is_curved(link):
-                here = np.flatnonzero(kinds == kind)
-                distinct, place = np.unique(sizes[here], return_inverse=True)
-                seconds = [move_seconds(name, link, float(size)) for size in distinct]
-                both[here] = np.array(seconds, dtype=np.float64).reshape(-1, 2)[place]
+        if any(map(_is_curved, links)):
+            _, first, alike = np.unique(states.alike[edges], return_index=True, return_inverse=True)
+            each = both[first]
+            for group, (kind, size) in enumerate(zip(kinds[first].tolist(), sizes[first].tolist(), strict=True)):
+                if _is_curved(links[kind]):
+                    key = states.operators[kind], size
+                    if key not in self._known_moves:
+                        self._known_moves[key] = move_seconds(key[0][0], links[kind], size)
+                    each[group] = self._known_moves[key]
+            both = each[alike]
         return both[:, 0], both[:, 1]
 
 

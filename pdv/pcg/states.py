@@ -81,6 +81,12 @@ class StateGraph:
         )
 
     @cached_property
+    def alike(self) -> Indices:
+        """[edges] equal where one operator moves equal shares of a tensor."""
+        shares = self.degrees.prod(axis=1)[self.tails]
+        return np.asarray(shares * len(self.operators) + self.kinds, dtype=np.int64)
+
+    @cached_property
     def copies(self) -> Flags:
         """[shardings] whether some axis holds copies that are used differently."""
         return np.array([any(isinstance(state, Replicate) for state in s) for s in self.shardings], dtype=bool)

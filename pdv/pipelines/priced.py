@@ -88,19 +88,20 @@ class Pricer:
             mixture = mix(mixing.wholes, within)
 
     def exchanged(self, found: Found) -> Iterator[Found]:
-        """The same plan, cut alike, with parameters that rest otherwise along data axes."""
+        """The same plan, cut alike, with parameters that rest otherwise along data axes, where that is faster and fits."""
         candidate, stages = found.estimate.candidate, found.plan.stages
         if not candidate.several:
             return
         for solution in exchanged(found.plan.solution, found.plan.pcg):
             plan = self.insides.make_plan(solution)
             work = workload(self.space, candidate, plan, stages, found.estimate.mode)
+            step_s = simulate(work, draws=0).step_s
+            if step_s >= found.step_s:
+                continue  # what it holds, which takes longer to find, does not matter
             needed = step_memory(work).worst.least_bytes
-            fits = needed <= self.space.problem.memory_limit
-            step_s = simulate(work, draws=0).step_s if fits else math.inf
-            yield Found(
-                found.estimate, replace(plan, stages=stages, execution=work.execution), work, step_s, needed, fits
-            )
+            if needed <= self.space.problem.memory_limit:
+                plan = replace(plan, stages=stages, execution=work.execution)
+                yield Found(found.estimate, plan, work, step_s, needed, fits=True)
 
     def _first(self, estimate: Estimate) -> tuple[float, Inside | None]:
         """Bytes of all stages that an inside may take where the estimate's does not fit, and the one to begin with."""
