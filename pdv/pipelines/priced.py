@@ -88,7 +88,7 @@ class Pricer:
             mixture = mix(mixing.wholes, within)
 
     def exchanged(self, found: Found) -> Iterator[Found]:
-        """The same plan, cut alike, with parameters that rest otherwise along data axes, where that is faster and fits."""
+        """The same plan, cut alike, with parameters that rest otherwise along data axes, where that is faster."""
         candidate, stages = found.estimate.candidate, found.plan.stages
         if not candidate.several:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -32,6 +32,21 @@ class Use(NamedTuple):
     seconds: float
     memory_bytes: float
     storage: Storage
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """One way in which a parameter may rest, whoever reads it.
+
+    ``before``: where its chains begin; ``once``: whether it is gathered once a step; seconds and bytes of what rests.
+    """
+
+    storage: Storage
+    routes: Routes
+    before: int
+    once: bool
+    seconds: float
+    num_bytes: float
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class KnownConfigs:
     moves: Redistribution
     configs: dict[Hashable, tuple[Config, ...]] = field(default_factory=dict)
     uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = field(default_factory=dict)
+    at_rest: dict[Node | TensorType, list[AtRest]] = field(default_factory=dict)
     resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
     pieces: dict[tuple[TensorType, Sharding], float] = field(default_factory=dict)
     storages: dict[Node, list[Storage]] = field(default_factory=dict)
@@ -102,6 +118,7 @@ class ConfigTable:
         self.free: dict[tuple[Hashable, int], Factor] = {}
         self.own: dict[tuple[Hashable, float], Factor] = {}  # by kind and price: seconds of each configuration
         self._tied = frozenset(tied)
+        self._plain = problem.pins == Pins()
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._kinds: dict[Hashable, int] = {}
         self._kind_of: dict[Node, int] = {}
@@ -128,7 +145,7 @@ class ConfigTable:
 
     def _kind(self, node: Node) -> Hashable:
         """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
-        if self.problem.pins != Pins():
+        if not self._plain:
             return node
         read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied, self._lies(x)) for x in node.operands)
         return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, self._lies(node), read
@@ -159,33 +176,40 @@ class ConfigTable:
         distinct = dict(zip(degrees, even, strict=True))
         costs = local_costs(self.problem, [(node, chosen) for chosen in distinct.values()])
         seconds = {cut: cost.seconds for cut, cost in zip(distinct, costs, strict=True)}
+        saves = self.problem.train and "out" in self._saved(node) and node.needs_grad
+        leaves = [(at, leaf, self.keeps(node, at)) for at, leaf in enumerate(node.operands) if leaf.is_leaf]
         for chosen, cut in zip(even, degrees, strict=True):
-            config = self._config(node, chosen, seconds[cut])
+            config = self._config(node, chosen, seconds[cut], leaves, saves=saves)
             if config is not None:
                 yield config
 
-    def _config(self, node: Node, splits: tuple[Split, ...], seconds: float) -> Config | None:
-        result = tuple(split.result for split in splits)
-        needs = tuple(tuple(split.operands[i] for split in splits) for i in range(len(node.operands)))
-        held = [
-            self._held_bytes(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)
-        ]
-        working = sum(held)
+    def _config(
+        self,
+        node: Node,
+        splits: tuple[Split, ...],
+        seconds: float,
+        leaves: Sequence[tuple[int, Node, bool]],
+        *,
+        saves: bool,
+    ) -> Config | None:
+        """``leaves``: those that the node reads, and whether it keeps them; ``saves``: whether its result."""
+        result = tuple([split.result for split in splits])
+        needs = tuple([tuple([split.operands[i] for split in splits]) for i in range(len(node.operands))])
+        if any(isinstance(state, Partial) for number, *_ in leaves for state in needs[number]):
+            return None  # no leaf is a sum of terms
+        first = working = self._held_bytes(node.type, result)
+        for operand, need in zip(node.operands, needs, strict=True):
+            working += self._held_bytes(operand.type, need)
         if math.isinf(working):
             return None
-        memory = held[0] if self.problem.train and "out" in self._saved(node) and node.needs_grad else 0.0
-        leaves = []
-        for number, (leaf, need) in enumerate(zip(node.operands, needs, strict=True)):
-            if not leaf.is_leaf:
-                continue
-            if any(isinstance(state, Partial) for state in need):
-                return None  # no leaf is a sum of terms
+        found = []
+        for number, leaf, keep in leaves:
             if leaf.needs_grad and leaf not in self._tied:
-                uses = self._leaf(leaf, need, keep=self.keeps(node, number))
+                uses = self._leaf(leaf, needs[number], keep=keep)
                 if not uses:
                     return None
-                leaves.append((number, uses))
-        return Config(splits, needs, result, seconds, memory, tuple(leaves), working)
+                found.append((number, uses))
+        return Config(splits, needs, result, seconds, first if saves else 0.0, tuple(found), working)
 
     def _held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
         """Bytes of one device's piece; infinite where the cut is not even."""
@@ -197,11 +221,23 @@ class ConfigTable:
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
-        key = (param.type if self.problem.pins == Pins() else param, need, keep)
+        key = (param.type if self._plain else param, need, keep)
         if key not in self._all.uses:
-            uses = [self._store(param, need, storage, keep=keep) for storage in self.storages(param)]
+            uses = [self._store(param, need, one, keep=keep) for one in self._at_rest(param)]
             self._all.uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
         return self._all.uses[key]
+
+    def _at_rest(self, param: Node) -> list[AtRest]:
+        """The ways in which a parameter may rest, whatever is read of it."""
+        key = param.type if self._plain else param
+        if key not in self._all.at_rest:
+            found = []
+            for storage in self.storages(param):
+                routes = self.param_routes(param.type, storage)
+                before, once = routes.states.index[storage.sharding], self.gathers_once(storage)
+                found.append(AtRest(storage, routes, before, once, *self.resident(param, storage)))
+            self._all.at_rest[key] = found
+        return self._all.at_rest[key]
 
     def param_routes(self, tensor: TensorType, storage: Storage) -> Routes:
         """The chains of a parameter, with what is summed and gathered once a step counted so."""
@@ -269,20 +305,19 @@ class ConfigTable:
         axes = [axis for step in fetched for axis in step.axis.split(JOINT)]
         return all(gathers(param, axis, storage.regather) for axis in axes)
 
-    def _store(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
-        """A parameter that rests as ``storage`` and is read once, as ``need``."""
-        routes = self.param_routes(param.type, storage)
-        before, after = routes.states.index[storage.sharding], routes.states.index[need]
+    def _store(self, param: Node, need: Sharding, one: AtRest, *, keep: bool) -> Use | None:
+        """A parameter that rests in one way and is read once, as ``need``."""
+        storage, routes, before = one.storage, one.routes, one.before
+        after = routes.states.index[need]
         gathered = bool(routes.gathered[before, after])
         if routes.length[before, after] < 0 or (storage.regather and not gathered):
             return None  # there is no way, or nothing to gather again: the plain storage says the same
-        if gathered and not self.may_gather(param, storage, routes.chain(before, after)):
+        if gathered and not (self._plain or self.may_gather(param, storage, routes.chain(before, after))):
             return None
-        seconds, memory = self.resident(param, storage)
-        seconds += float(routes.seconds[before, after])
+        seconds, memory = one.seconds + float(routes.seconds[before, after]), one.num_bytes
         if storage.regather:
             seconds += float(routes.forward_s[before, after])
-        unit = int(routes.unit[before, after]) if self.gathers_once(storage) else -1
+        unit = int(routes.unit[before, after]) if one.once else -1
         if unit >= 0:
             added_s, copied = self.kept(param.type, routes, before, unit)
             seconds, memory = seconds + added_s, memory + copied
