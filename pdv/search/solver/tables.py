@@ -170,7 +170,9 @@ def _spread(factor: Factor, variables: tuple[Variable, ...]) -> Table:
 def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:
     """Sum of factors as one table over ``variables`` (a superset of theirs)."""
     shape = tuple(sizes[variable] for variable in variables)
-    total = table_of(shape)
-    for factor in factors:
-        total += _spread(factor, variables)
+    total, views = table_of(shape), [_spread(factor, variables) for factor in factors]
+    if len(views) > 1:
+        np.add(views[0], views[1], out=total)
+    for one in views[2:] if len(views) > 1 else views:
+        total += one
     return total

@@ -202,6 +202,26 @@ def test_filling_and_draining_cannot_be_cut_away(order: Order, each: int) -> Non
                 assert max(line.ends) >= least * (1 - 1e-12)
 
 
+def test_one_stage_longer_than_the_others_costs_what_a_line_says() -> None:
+    """In 1F1B, wherever it is: no more can be said of it."""
+    draw = random.Random(0)
+    for _ in range(100):
+        stages = draw.randint(2, 8)
+        pipeline, stage = Pipeline(stages, 1, draw.randint(2, 6) * stages, "1f1b"), draw.randrange(stages)
+        forward, backward, longer = draw.uniform(0.5, 1.5), draw.uniform(0.5, 3.0), draw.uniform(1.0, 1.3)
+        own = forward * longer, backward * longer
+        each = [own if at == stage else (forward, backward) for at in range(stages)]
+        sends = Sends([0] * (stages - 1), [0] * (stages - 1))
+        chunks = [Durations(one, other, other) for one, other in each]
+        step = max(compose(pipeline, chunks, sends, blocking=False, record=False).ends)
+        rest, behind = ((forward + backward) * count for count in (stages - 1, stages - 1 - stage))
+        of_stage = lines("1f1b", stages, pipeline.micro_batches, stage)
+        least = [
+            one.rest * rest + one.forward * own[0] + one.backward * own[1] + one.behind * behind for one in of_stage
+        ]
+        assert max(least) == pytest.approx(step)
+
+
 @pytest.mark.parametrize(("order", "each"), ORDERS)
 def test_a_stage_holds_what_is_said_at_least(order: Order, each: int) -> None:
     """Of its chunks, whatever these keep, at some time after its first backward pass."""
