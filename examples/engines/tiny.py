@@ -44,8 +44,8 @@ def report(losses: list[float], how: str) -> None:
     print(json.dumps({"losses": losses, "how": how}), flush=True)
 
 
-def main() -> None:
-    """Train on one process."""
+def train_alone() -> tuple[LlamaForCausalLM, list[float]]:
+    """The model after all steps on one process, and their losses."""
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     losses = []
@@ -56,8 +56,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    report(losses, "one process")
+    return model, losses
 
 
 if __name__ == "__main__":
-    main()
+    report(train_alone()[1], "one process")

@@ -1,6 +1,6 @@
 """A pipeline by PyTorch's own schedules, with torchtitan's flags: `torchrun train_pipelining.py torchtitan.sh`.
 
-They are the schedules that torchtitan takes; its Trainer (0.3) sets a CUDA device, and does not start without one.
+They are the schedules that torchtitan takes; `train_torchtitan.py` runs its own Trainer, where it is installed.
 """
 
 from __future__ import annotations
