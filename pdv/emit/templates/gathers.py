@@ -162,7 +162,7 @@ class Unit:
 
     def again(self, place: int, version: int) -> Tensor:
         """One of them, for its backward."""
-        check_version(self._leaves[place].rests, version)
+        check_version(self._leaves[place].version, version)
         self._order.reach(self)
         return self.whole[place]
 

@@ -77,8 +77,8 @@ class Leaf:
 
     @property
     def version(self) -> int:
-        """How often the parameter was changed in place."""
-        return self.rests._version  # noqa: SLF001
+        """How often the parameter was changed in place: by its memory, and as a DTensor, which torch counts apart."""
+        return self.rests._version + self.parameter._version  # noqa: SLF001
 
     def add(self, grad: Tensor) -> None:
         """Give it more of its gradient."""
@@ -102,7 +102,7 @@ class Leaves:
         self.sums, self.cuts = sums, cuts
         self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
-        self._copy: DeviceCopy | None = None
+        self.copy: DeviceCopy | None = None
         self._by_axes: dict[tuple[Axis | int | None, ...], Leaf] = {}
         self._versions: Versions | None = None
 
@@ -113,13 +113,13 @@ class Leaves:
         if leaf is None:
             rests, turn = self.shard(parameter), self.sums.turn
             rests = rests if turn is None else self.versions(rests).of[turn]
-            if self.sums.offload is not None and self._copy is None:
-                self._copy = DeviceCopy(rests, self.sums.offload)
-            read = rests if self._copy is None else self._copy.tensor
+            if self.sums.offload is not None and self.copy is None:
+                self.copy = DeviceCopy(rests, self.sums.offload)
+            read = rests if self.copy is None else self.copy.tensor
             summed = tuple(axis for axis in axes if axis.size > 1)
             leaf = self._by_axes[key] = self.sums.add_leaf(parameter, summed, rests, read)
-        if self._copy is not None:
-            self._copy.refresh()
+        if self.copy is not None:
+            self.copy.refresh(leaf.version)
         if leaf.tensor.requires_grad != parameter.requires_grad:
             leaf.tensor.requires_grad_(parameter.requires_grad)
         return leaf

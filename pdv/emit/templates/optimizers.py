@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .gradients import GradientSums, Leaves, placed_as
+from .rounding import counted_lists, lend_data
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,
@@ -335,7 +336,8 @@ def mend_distributed_tensors(device: str) -> None:
         warn(f"{of} with torch {torch.__version__}. Take full_tensor() before, or torch 2.13.", stacklevel=2)
     else:
         handlers |= {torch.ops.aten._local_scalar_dense.default: _take_number, **dict.fromkeys(drawn, _draw)}  # noqa: SLF001
-    DTensor.data = property(Tensor.data.__get__, _set_data)  # type: ignore[assignment, attr-defined]
+        handlers |= counted_lists(handlers)
+    DTensor.data = property(lend_data, _set_data)  # type: ignore[assignment]
 
 
 def _take_number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -330,7 +330,7 @@ class _Gathered:
     def again(self) -> Tensor:
         """See Recipe."""
         if isinstance(self.shard, Tensor):
-            check_version(self.shard, self.version)
+            check_version(self.shard._version, self.version)  # noqa: SLF001
         return _all_gather(unpack(self.shard), self.dim, self.axis)
 
 
@@ -362,13 +362,13 @@ def remember(gathered: Sequence[tuple[Tensor, Recipe]]) -> None:
         _live[storage.data_ptr()] = recipe, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
-def check_version(shard: Tensor, version: int) -> None:
+def check_version(now: int, version: int) -> None:
     """Whether a shard is as it was.
 
     Raises:
         RuntimeError: if not, as autograd would of what it saves.
     """
-    if shard._version != version:  # noqa: SLF001
+    if now != version:
         raise RuntimeError(
             "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
             "Its gradient would be that of other values. Step the optimizer after backward."

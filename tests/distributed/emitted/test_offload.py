@@ -6,7 +6,10 @@ each change, is what is tested.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +177,35 @@ def test_a_device_has_copies_in_the_type_of_compute(tmp_path: Path) -> None:
     for ((shared, types),) in run_ranks(look, 2, folder):
         assert shared == 0
         assert types == {torch.bfloat16}
+
+
+@torch.no_grad()
+def outputs_between_changes(folder: Path) -> list[Tensor]:
+    """Of a model that is read, changed by hand, and read, in each way that a loop has."""
+    model = import_package(folder).build(device="cpu")
+    held, before = list(model.parameters()), deepcopy(model.state_dict())
+    changes: list[Callable[[], object]] = [
+        lambda: [p.mul_(0.9) for p in held],
+        lambda: [p.detach().mul_(0.9) for p in held],
+        lambda: [p.data.mul_(0.9) for p in held],
+        lambda: [setattr(p, "data", p * 0.9) for p in held],
+        lambda: torch._foreach_mul_(held, 0.9),
+        lambda: torch._foreach_lerp_(held, [p * 0.5 for p in held], 0.1),
+        lambda: model.load_state_dict(before),
+    ]
+    found = [model(ids(8, 8)).clone()]
+    for change in changes:
+        change()
+        found.append(model(ids(8, 8)).clone())
+    return found
+
+
+@pytest.mark.parametrize("technique", [TP, pytest.param(ZERO, marks=pytest.mark.slow)])
+def test_what_is_changed_without_a_step_is_read_anew(technique: Technique, tmp_path: Path) -> None:
+    folder = plan(technique, {"stages": 1, "micro_batches": 1}, offload="optimizer").save(tmp_path / "gpt_pdv")
+    exact = outputs_between_changes(folder)
+    assert all((one - other).abs().max() > 1e-3 for one, other in pairwise(exact))
+    for rank, seen in enumerate(run_ranks(outputs_between_changes, 2, folder)):
+        for one, other in zip(seen, exact, strict=True):
+            rows = other if one.size(0) == 8 else other.chunk(2)[rank]
+            torch.testing.assert_close(one, rows, rtol=1e-4, atol=1e-5)

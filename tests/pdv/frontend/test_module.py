@@ -134,6 +134,11 @@ def test_module_equals_torch(name: str) -> None:
     assert np.allclose(run(load_program(module, x), x), module(x).detach().numpy(), atol=1e-5)
 
 
+def test_an_rms_norm_of_doubles_has_their_eps() -> None:
+    module, x = nn.RMSNorm(8).double(), 1e-4 * torch.randn(2, 3, 8, dtype=torch.float64)
+    assert np.allclose(run(load_program(module, x), x), module(x).detach().numpy(), atol=1e-9)
+
+
 def test_a_norm_applied_again_moves_its_statistics_on() -> None:
     torch.manual_seed(0)
     module, x = Again(), torch.randn(4, 8)
