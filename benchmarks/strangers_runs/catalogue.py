@@ -24,6 +24,7 @@ def names() -> list[str]:
     """All of the list."""
     from benchmarks.strangers_runs import (  # noqa: F401  # join it
         attention,
+        batches,
         crafts,
         generative,
         habits,

@@ -203,11 +203,11 @@ class Scales:
     def __init__(self, model: ParallelModule) -> None:
         self._stage = model.mesh.stage
         held = list(model.parameters())
-        self._parameters = held[:: max(1, len(held) // 8)]
+        self._parameters, self._held = held[:: max(1, len(held) // 8)], set(map(id, held))
         self._before = torch.zeros(len(self._parameters), dtype=torch.float64)
         self._factors, self._has_stepped = torch.zeros(0), False
         look = WeakMethod(self._look)
-        register_optimizer_step_pre_hook(lambda *_: (method := look()) and method())
+        register_optimizer_step_pre_hook(lambda optimizer, *_: (method := look()) and method(optimizer))
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of the model has none."""
@@ -224,8 +224,14 @@ class Scales:
         """Gradients of a step are there."""
         self._before, self._factors, self._has_stepped = self._sizes(), torch.zeros(0), False
 
-    def _look(self) -> None:
-        """An optimizer steps."""
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps; RuntimeError if it takes products of all gradients."""
+        its = map(id, optimizer.param_groups[0]["params"])
+        if isinstance(optimizer, torch.optim.LBFGS) and not self._held.isdisjoint(its):
+            raise RuntimeError(
+                "stages-apart: LBFGS takes products of all gradients, and each stage of a pipeline has its own alone. "
+                "Take an optimizer that treats elements one by one, such as AdamW, or a plan without stages."
+            )
         known = self._before > 0
         factors = self._sizes()[known] / self._before[known]
         self._has_stepped = True
