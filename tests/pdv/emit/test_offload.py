@@ -99,13 +99,16 @@ def test_one_process_trains_as_without(package: Path) -> None:
 def test_a_copy_is_made_anew_behind_each_change() -> None:
     rests = torch.ones(4)
     copy = DeviceCopy(rests, Rounding(torch.bfloat16, torch.device("cpu")))
-    copy.refresh()
+    copy.refresh(rests._version)
     assert copy.tensor.dtype == torch.bfloat16
     copy.tensor.zero_()
-    copy.refresh()
+    copy.refresh(rests._version)
     assert not copy.tensor.any(), "nothing changed"
+    copy.forget()
+    copy.refresh(rests._version)
+    assert copy.tensor.eq(1).all(), "lent, so perhaps changed"
     rests.add_(1)
-    copy.refresh()
+    copy.refresh(rests._version)
     assert copy.tensor.eq(2).all()
 
 
