@@ -203,14 +203,15 @@ def best_of_lattice(run: Run, cost: str) -> dict[str, Any]:
 def shrunk(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
     """The content of a cluster file of so many devices of another, whose nodes are alike."""
     (node,) = cluster["nodes"]
-    each = load_cluster(cluster).num_devices // node.get("count", 1)  # a preset says how many
-    nodes = max(1, devices // each)
-    found = cluster | {"nodes": [node | {"count": nodes} | ({"devices": devices} if devices < each else {})]}
+    whole = load_cluster(cluster).num_devices // node.get("count", 1)  # a preset says how many
+    each = math.gcd(devices, whole)  # part of each node, where whole ones would be too many or too few
+    nodes = devices // each
+    found = cluster | {"nodes": [node | {"count": nodes} | ({"devices": each} if each < whole else {})]}
     network = cluster.get("network")
     if isinstance(network, dict) and "switches" in network:  # of those that have all of their nodes
-        whole = [switch for switch in network["switches"] if nodes % switch["nodes"] == 0]
+        full = [switch for switch in network["switches"] if nodes % switch["nodes"] == 0]
         found |= {"network": {name: value for name, value in network.items() if name != "switches"}}
-        found["network"] |= {"switches": whole} if whole else {}
+        found["network"] |= {"switches": full} if full else {}
     return found if nodes > 1 else {name: value for name, value in found.items() if name != "network"}
 
 

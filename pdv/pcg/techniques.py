@@ -62,6 +62,11 @@ def _storage(
             found[axis.name][kind] += 1
 
 
+def gathers_weights(graph: Graph) -> bool:
+    """Whether a parameter is gathered before it is used."""
+    return any(_gathered_axes(graph, node) for node in graph.params)
+
+
 def _gathered_axes(graph: Graph, node: Node) -> set[str]:
     """Axes along which a parameter is gathered before it is used."""
     axes: set[str] = set()

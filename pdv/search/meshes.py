@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
+from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.routing.arrangements import arranged
 from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
-from pdv.problem import Derived, Problem, Realized, Solution
+from pdv.pcg.techniques import gathers_weights
+from pdv.problem import Derived, Pins, Problem, Realized, Solution
+from pdv.problem.problem import ungathered
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, runs_whole
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
@@ -30,6 +34,7 @@ ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
 NEAR = 1.15  # times the cheapest mesh's price: whose step is timed, where that has the last word
 TIMED = 4  # meshes at most
+WHOLE = 2  # of these: where weights are kept whole, too
 Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
 
@@ -145,14 +150,34 @@ def search_meshes(
     bounds = [*(plan.lower_bound_s for plan in plans), *(error.bound_s for error in refused)]
     bound = min(bounds) if tried == len(problems) else 0.0
     complete = complete and tried == len(problems) and all(plan.complete for plan in plans)
-    return replace(_best(plans, step_s), lower_bound_s=bound, states=states, meshes=tried, complete=complete)
+    budget = Budget(max(0.0, deadline - time.monotonic()), seed, sources=sources, watch=watch)
+    asked = {problem.mesh: problem for problem in problems}
+    best = _best(plans, step_s, asked, partial(search_mesh, strategy=strategy, budget=budget, needs=needs))
+    bound = min(bound, best.cost.seconds)
+    return replace(best, lower_bound_s=bound, states=states, meshes=tried, complete=complete)
 
 
-def _best(plans: Sequence[BestPlan], step_s: Needs | None) -> BestPlan:
-    """The cheapest plan, or of those that cost about the same the one whose step is shortest."""
+def _best(
+    plans: Sequence[BestPlan],
+    step_s: Needs | None,
+    asked: Mapping[Mesh, Problem],
+    search: Callable[[Problem], BestPlan],
+) -> BestPlan:
+    """The cheapest plan, or of those that cost about the same the one whose step is shortest.
+
+    Sums of gradients are hidden behind backward, and no price says so: beside plans that gather weights are those that
+    keep them whole.
+    """
     cheapest = sorted(plans, key=lambda plan: plan.cost.seconds)
+    if step_s is None:
+        return cheapest[0]
     near = [plan for plan in cheapest[:TIMED] if plan.cost.seconds <= NEAR * cheapest[0].cost.seconds]
-    return near[0] if step_s is None or len(near) == 1 else min(near, key=step_s)
+    for plan in near[:WHOLE]:
+        problem = asked[plan.solution.problem.mesh]
+        if problem.pins.gathers is Pins().gathers and gathers_weights(plan.pcg):
+            with suppress(NoPlanFitsError):
+                near.append(search(ungathered(problem)))
+    return near[0] if len(near) == 1 else min(near, key=step_s)
 
 
 def search_mesh(
