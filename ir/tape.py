@@ -28,10 +28,12 @@ class Known:
     Attributes:
         name: with its parameters in it: ``pow:3.0``.
         real: over float64: x -> what it gives, and its derivative as a thunk (of elements) or its pullback (of rows).
+        vanishes: of rows: it is zero where the row is -inf, which changes nothing else.
     """
 
     name: str
     real: Callable[..., tuple[Any, Callable[..., Any]]]
+    vanishes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

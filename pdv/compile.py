@@ -11,7 +11,6 @@ from typing import Any
 
 from ir.errors import VerificationError
 from ir.graph import Graph
-from ir.proof.exact import Proof, verify_equal
 from pdv import config
 from pdv.cluster import Cluster
 from pdv.emit.package import emission_of
@@ -23,7 +22,7 @@ from pdv.plan.cache import Cache
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
-from pdv.plan.proofs import proof_document, run_document
+from pdv.plan.proofs import prove, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.choices import Choice, check_host, read_choices, search_choices, with_activations
 from pdv.planning.model import read_model, state_document
@@ -69,6 +68,7 @@ def optimize(
     schedule: Order | None = None,
     recompute: Recompute | None = None,
     virtual_stages: int | None = None,
+    slices: int | None = None,
     seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -110,6 +110,7 @@ def optimize(
         schedule: of passes in a pipeline, "gpipe", "1f1b", "interleaved", …; default: searched (docs/pins.md).
         recompute: "full": backward runs the forward of each layer again; "none"; default: searched.
         virtual_stages: how many each rank of a pipeline has, in turn; default: searched.
+        slices: in time, in which each micro-batch passes the stages one by one; default: none.
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
@@ -128,7 +129,7 @@ def optimize(
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
     progress, watch = passing(progress), Watch(passing(watch.tell), passing(watch.stopped))
-    fixed = Pinned(stages, micro_batches, schedule, recompute, virtual_stages=virtual_stages)
+    fixed = Pinned(stages, micro_batches, schedule, recompute, virtual_stages=virtual_stages, slices=slices).settled
     devices, pinned, how = load_target(cluster, mesh, pins, fixed)
     predicates = isinstance(pinned, Pins)  # have no content by which a search could be remembered
     effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed, watch)
@@ -186,7 +187,7 @@ def optimize(
     progress("proving", None)
     if warning := opaque_warning(document):
         warnings.warn(warning, OpaqueWarning, stacklevel=2)
-    document["proof"] = proof_document(_prove(found, document))
+    document["proof"] = _prove(found, document)
     running = running_of(found.solution.problem, found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)
     drawn = page_facts(Step(workload, found.derived, found.cost, simulation, memory), document)
@@ -206,7 +207,7 @@ def _step_s(devices: Cluster, result: SearchResult) -> float:
     return simulate(_workload(result.found, devices)).step_s
 
 
-def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:
+def _prove(found: BestPlan, document: Mapping[str, Any]) -> dict[str, Any]:
     """The proof of a plan's own document: its derivation, replayed, is what was found, and equal to the source."""
     source = found.solution.problem.graph
     problem = read_problem(document, source)
@@ -215,4 +216,4 @@ def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:
         raise VerificationError("the derivation replays to another graph than the search found", "", "Report this")
     if pcg.draws != source.draws:
         raise VerificationError("the plan draws other masks of dropout than the source", "", "Report this")
-    return verify_equal(source, pcg, problem.mesh, gradients=problem.train)
+    return prove(source, pcg, problem, found.execution.moments)

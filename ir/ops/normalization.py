@@ -33,7 +33,7 @@ def _softmax(x: Data) -> tuple[Data, Callable[[Data], Data]]:
     return y, lambda g: y * (g - (g * y).sum(axis=-1, keepdims=True))
 
 
-SOFTMAX = Known("softmax", _softmax)
+SOFTMAX = Known("softmax", _softmax, vanishes=True)
 
 softmax = Operator(
     "softmax",

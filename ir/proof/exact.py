@@ -68,6 +68,7 @@ def verify_equal(
     gradients: bool = True,
     scale: bool = True,
     moves: Moves = MOVES,
+    field_of: type[PrimeField] = PrimeField,
 ) -> Proof:
     """Prove ``pcg`` on ``mesh`` equal to ``source``: outputs, buffer updates, and gradients by all stored tensors.
 
@@ -80,6 +81,7 @@ def verify_equal(
         gradients: compare these too.
         scale: at two sets of small sizes; at the programs' own if False.
         moves: what the parallel operators do (tests seed mistakes here).
+        field_of: what is computed in.
 
     Raises:
         ShardingError: if ``pcg`` is no legal PCG.
@@ -91,7 +93,8 @@ def verify_equal(
     key = f"{seed}/{source.digest}/{pcg.digest}/{mesh}"
     whole = Short(source, pcg)
     for short in (shorten(source, pcg, mesh), whole) if scale else (whole,):
-        pairs = [_Pair(short, small, key, gradients=gradients, moves=moves) for small in _smalls(short, mesh, scale)]
+        smalls = _smalls(short, mesh, scale)
+        pairs = [_Pair(short, small, key, gradients=gradients, moves=moves, field_of=field_of) for small in smalls]
         found = [pair.check(trials) for pair in pairs]
         if None not in found or short is whole:
             break
@@ -153,6 +156,7 @@ class _Pair:
     key: str
     gradients: bool
     moves: Moves
+    field_of: type[PrimeField]
 
     def check(self, trials: int) -> tuple[float, tuple[int, ...]] | None:
         """(error bound, primes) if the programs agree; None if they do not between the layers that were left out.
@@ -163,7 +167,7 @@ class _Pair:
         _check_ties(self.small.graphs[1], self.small.mesh, self.small.stored)
         for number in range(trials, MOST_TRIALS + 1):
             primes = draw_primes(self.key, number)
-            bound = self._bound(PrimeField(f"{self.key}/{self.small.note}", primes))
+            bound = self._bound(self.field_of(f"{self.key}/{self.small.note}", primes))
             if bound is None or bound <= MOST_ERROR:
                 return None if bound is None else (bound, primes)
         raise VerificationError(

@@ -91,6 +91,7 @@ def check_text(
     shape_of, train = shapes_in(weights), emission.train
     modules = module_texts(emission.body(shape_of)) if files is None else files
     model = modules["model.py"]
+    emission = emission.at_once  # of slices in time a call of the model has one
     chosen = _at_full_size(source, emission, shape_of, model, FEW_ELEMENTS)
     if chosen is None and model == emission.body(shape_of):  # an edit may tell layers apart
         chosen = _at_few_layers(source, emission, shape_of)

@@ -73,6 +73,10 @@ Schedule = Annotated[
 VirtualStages = Annotated[
     int | None, typer.Option(help="Pin how many stages each rank of a pipeline has, in turn (interleaved).", min=1)
 ]
+SliceCount = Annotated[
+    int | None,
+    typer.Option("--slices", help="Slices in time, in which micro-batches pass a pipeline (TeraPipe).", min=2),
+]
 Again = Annotated[
     str | None, typer.Option("--recompute", help="Pin what runs again in backward: full (layers) or none.")
 ]
@@ -125,6 +129,7 @@ def optimize(
     micro_batches: MicroBatches = None,
     schedule: Schedule = None,
     virtual_stages: VirtualStages = None,
+    slices: SliceCount = None,
     recompute: Again = None,
     seed: Seed = 0,
     cache: CacheFolder = None,
@@ -149,7 +154,7 @@ def optimize(
     budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
+    how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute, slices
     about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
@@ -191,6 +196,7 @@ def _running(
     schedule: str | None,
     virtual_stages: int | None,
     recompute: str | None,
+    slices: int | None,
 ) -> dict[str, Any]:  # Any: as pdv.optimize takes them
     """What is said of how a step runs."""
     from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS
@@ -201,6 +207,7 @@ def _running(
         "micro_batches": micro_batches,
         "schedule": schedule and values.choice("--schedule", schedule, RUN_ORDERS),
         "virtual_stages": virtual_stages,
+        "slices": slices,
         "recompute": recompute and values.choice("--recompute", recompute, RECOMPUTATIONS),
     }
 

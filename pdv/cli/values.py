@@ -47,6 +47,7 @@ RECORDED: Mapping[str, object] = {
     "--schedule": None,
     "--virtual-stages": None,
     "--recompute": None,
+    "--slices": None,
     "--seed": 0,
     "--rules": None,
     "--cost": config.COST,

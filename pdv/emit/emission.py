@@ -25,6 +25,7 @@ from pdv.emit.program.header import header
 from pdv.emit.program.model_text import write_program
 from pdv.emit.weights import Array, Loader
 from pdv.frontend.program import Weights
+from pdv.pcg.in_slices import in_slices
 from pdv.problem.precision import MASTER
 
 ShapeOf = Callable[[str], Shape]
@@ -62,6 +63,7 @@ class Emission:
         train: False for inference.
         sizes: of the inputs, which the source leaves open, and why others are fixed.
         running: its stages, by nodes of ``graph``, and its micro-batches.
+        asked: the same by nodes of ``pcg``.
     """
 
     pcg: Graph
@@ -73,22 +75,52 @@ class Emission:
     train: bool
     sizes: NamedSizes
     running: Running = ONCE
+    asked: Running = ONCE
     _memo: dict[str, tuple[str, Sequence[StageOutline]]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
-        cls, pcg: Graph, mesh: Mesh, *, train: bool, sizes: NamedSizes | None = None, running: Running = ONCE
+        cls,
+        pcg: Graph,
+        mesh: Mesh,
+        *,
+        train: bool,
+        sizes: NamedSizes | None = None,
+        running: Running = ONCE,
+        at_once: bool = False,
     ) -> Emission:
         """What is written of ``pcg`` on ``mesh``; ``running`` speaks of its nodes.
+
+        at_once: of what runs in slices, the same text with all of time in one.
 
         Raises:
             ShardingError: if it is not legal there.
         """
-        whole, named, made = lower(pcg, mesh, sizes or ())
+        written, inside, stage_of = pcg, mesh, running.stage_of
+        if running.moments > 1:
+            sliced = in_slices(pcg, mesh, 1 if at_once else running.moments)
+            written, inside = sliced.graph, sliced.mesh
+            stage_of = {sliced.places[node]: stage for node, stage in stage_of.items()}
+        whole, named, made = lower(written, inside, sizes or ())
         graph, computed = (whole, {}) if train else fold(whole, named)
         assert train or running.stages == 1, "pipelines train"
-        lowered = replace(running, stage_of=_lower_stages(whole, made, running.stage_of))
-        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, sizes or {}, lowered)
+        lowered = replace(running, stage_of=_lower_stages(whole, made, stage_of))
+        graph = graph if computed else whole
+        return cls(pcg, mesh, graph, named, whole, computed, train, sizes or {}, lowered, running)
+
+    @property
+    def at_once(self) -> Emission:
+        """The same program with all of time in one slice, as a model is called."""
+        if self.running.moments == 1:
+            return self
+        return Emission.of(
+            self.pcg, self.pcg_mesh, train=self.train, sizes=self.sizes, running=self.asked, at_once=True
+        )
+
+    @property
+    def devices(self) -> Mesh:
+        """The mesh, with axes named as in the text, but for that of time."""
+        return Mesh(self.mesh.axes[1:]) if self.running.moments > 1 else self.mesh
 
     def alike_of(self, pcg: Graph) -> Emission:
         """What is written of another PCG on the same mesh, for the same."""
@@ -101,7 +133,7 @@ class Emission:
 
     def model(self, document: Mapping[str, object], shape_of: ShapeOf) -> str:
         """model.py."""
-        return f"{header(document, self.graph, self.mesh, self.running)}\n\n{self.body(shape_of)}"
+        return f"{header(document, self.graph, self.devices, self.running)}\n\n{self.body(shape_of)}"
 
     def body(self, shape_of: ShapeOf) -> str:
         """model.py below its docstring."""

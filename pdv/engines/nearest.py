@@ -51,6 +51,8 @@ def nearest(plan: Loaded, rows: int) -> tuple[Configuration, list[Lost]]:
         lost.append(Lost(f"products in {plan.problem.products.format.name}", "those of layers are as all else here"))
     if plan.problem.precision.on_host:
         lost.append(Lost("the optimizer in the host's memory", "its state is on the devices here"))
+    if plan.execution.moments > 1:
+        lost.append(Lost(f"{plan.execution.moments} slices in time", "micro-batches pass as a whole here"))
     stages, execution = plan.stages, plan.execution
     order, virtual, partition = execution.order, stages.virtual, stages.layers or None
     if stages.count == 1:

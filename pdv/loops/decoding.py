@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,20 +77,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The program: a module that takes all ids of [rows, positions], and the moment that says which are read.
-
-    tables: its constants that are cut along time: who holds one, its name there, all of it, and the dim.
-    """
+    """The program: a module that takes all ids of [rows, positions], and the moment that says which are read."""
 
     module: Any  # Any: an emitted model
     moment: Moment
-    tables: Sequence[tuple[Any, str, Tensor, int]]
-
-    def move(self, at: int, block: int, total: int) -> None:
-        """Before a pass over ``block`` positions from ``at`` on, of ``total``."""
-        self.moment.move(at, block, total)
-        for holder, name, whole, dim in self.tables:
-            setattr(holder, name, self.moment.cut(whole, dim))
 
 
 class _Weights:
@@ -99,7 +88,6 @@ class _Weights:
 
     def __init__(self, model: Any, moment: Moment, pieces: list[Piece]) -> None:
         self._mesh, self._moment = model.mesh, moment
-        self.tables: list[tuple[Tensor, int]] = []
         self._held = {(_key(piece.whole), piece.cuts): local_of(piece.tensor).detach() for piece in pieces}
 
     def __getattr__(self, name: str) -> Any:
@@ -113,14 +101,6 @@ class _Weights:
         return self._held[_key(stored), tuple((cuts or {}).items()) if self._mesh.device_mesh else ()]
 
     buffer = parameter
-
-    def tensor(self, stored: Any, cuts: Mapping[str, int] | None = None) -> Tensor:
-        """A constant that the program holds: for all positions, where it is cut along time."""
-        cuts = cuts or {}
-        whole: Tensor = self._mesh.tensor(stored, {axis: dim for axis, dim in cuts.items() if axis != TIME})
-        if TIME in cuts:
-            self.tables.append((whole, cuts[TIME]))
-        return whole
 
 
 def _key(view: Any) -> tuple[Any, ...]:  # Any: a view of stored tensors, of a class of either package
@@ -152,9 +132,7 @@ def _write_decoder(model: Any, folder: Path) -> Decoder | None:
     moment = Moment(sum(node.op.transition.gathers and node.attr("axis") == TIME for node in graph.nodes))
     program = _import(text, moment)
     held = _Weights(model, moment, pieces)
-    module = program.Model(held, program.Weights(folder / WEIGHTS)).eval()
-    at = {x.data_ptr(): (holder, name) for holder in module.modules() for name, x in holder._buffers.items()}  # noqa: SLF001
-    return Decoder(module, moment, [(*at[whole.data_ptr()], whole, dim) for whole, dim in held.tables])
+    return Decoder(program.Model(held, program.Weights(folder / WEIGHTS)).eval(), moment)
 
 
 def _import(text: str, moment: Moment) -> Any:  # Any: a module made at run time

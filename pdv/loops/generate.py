@@ -130,7 +130,7 @@ class _Passes:
 
     def _run(self, decoder: Decoder, ids: Tensor, start: int, count: int) -> Tensor:
         """[rows, count, vocabulary]: positions from ``start`` on."""
-        decoder.move(start, count, ids.size(1))
+        decoder.moment.move(start, count, ids.size(1))
         size = rows_of_a_call(self._model) or len(ids)
         found: Tensor = evaluate_call(decoder.module, [ids], None, None, size, lambda x: x)[1]
         return found

@@ -96,7 +96,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log, float]:
         walk.waiting[value] -= 1
         if not walk.waiting[value]:
             walk.forget(value)
-    if not setting.train or setting.execution.micro_batches > 1:
+    if not setting.train or setting.execution.passes > 1:
         walk.units.let_go()  # the next forward pass does
     hosting.let_go(0)
     heap.log = backward = Log()

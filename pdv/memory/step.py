@@ -114,14 +114,14 @@ def step_memory(workload: Workload) -> StepMemory:
 def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes]) -> Iterator[StageMemory]:
     """One for each kind of device; those that round alike share the walk."""
     workload = setting.workload
-    count = workload.problem.mesh.num_devices
+    count = workload.num_devices
     devices: dict[Device, int] = defaultdict(int)
     if len(workload.cluster.classes) == 1:
         devices[workload.cluster.classes[0].device] = count
     else:
         for rank in range(stage * count, (stage + 1) * count):
             devices[workload.cluster.device_of(rank)] += 1
-    communicators = sum(axis.size > 1 for axis in workload.problem.mesh.axes) + (workload.stages.count > 1)
+    communicators = sum(axis.size > 1 for axis in workload.axes[stage]) + (workload.stages.count > 1)
     for device, number in devices.items():
         peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
         reserved = allocator.reserved_bytes(peak.num_bytes, device, peak.flat, eager=setting.eager)
@@ -160,13 +160,12 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
     own = stages.chunks_on(stage)
     for chunk in own:
         if (chunk, on_gpu) not in walked:
-            walked[chunk, on_gpu] = passes(
-                setting, chunk, Heap(rounded), twice=execution.micro_batches > 1, on_gpu=on_gpu
-            )
+            walked[chunk, on_gpu] = passes(setting, chunk, Heap(rounded), twice=execution.passes > 1, on_gpu=on_gpu)
     known = {chunk: walked[chunk, on_gpu] for chunk in own}
     kept = state(setting, own, on_gpu=on_gpu)
     search = _Search(setting, kept, known)
-    pipeline = Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, setting.train)
+    shape = execution.micro_batches, execution.order, setting.train, execution.moments
+    pipeline = Pipeline(stages.count, stages.virtual, *shape)
     search.begin(pipeline.ahead(stage))
     for turn in orders(pipeline)[stage]:
         search.take(turn)
@@ -206,8 +205,7 @@ class _Search:
             return
         if self.now + most > self.best.num_bytes:
             where = log.moments[at - 1] if at else f"{'backward' if turn.backward else 'forward'} begins"
-            several = self.setting.execution.micro_batches > 1
-            when = f"micro-batch {turn.micro_batch}, {where}" if several else where
+            when = f"{self.setting.execution.name(turn.micro_batch)}, {where}".removeprefix(", ")
             self._mark(self.now + most, when, log, at)
         before = self.now
         self.now += end + waiting

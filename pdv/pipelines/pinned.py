@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from ir.errors import UsageError
+from ir.errors import ShardingError, UsageError, VerificationError
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
+from ir.proof.in_time import verify_in_time
 from ir.rows import rows_apart
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster
+from pdv.pcg.in_slices import in_slices
+from pdv.pcg.over_time import TIME
 from pdv.problem import Problem
 from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, STALE, Order, Recompute
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
+from pdv.schedule.slices import ASKED as ASKED_OF_SLICES
+from pdv.schedule.slices import SLICED, why_not_in_slices
 
 VIRTUAL = (2, 4)  # stages on each rank that are looked at, where several are
 ASKED = (
@@ -33,6 +38,7 @@ class Pinned:
     Attributes:
         stages: ranks of the pipeline, each a mesh of its own.
         virtual_stages: on each of them.
+        slices: in time, of each micro-batch.
         activations: "host": what layers keep for backward waits there; "either": there or on the device.
         mesh: axis sizes of one stage, slow to fast.
     """
@@ -44,11 +50,20 @@ class Pinned:
     mesh: Mapping[str, int] | None = None
     virtual_stages: int | None = None
     activations: Literal["host", "either"] | None = None
+    slices: int | None = None
 
     @property
     def says_how(self) -> bool:
         """Whether anything is fixed beside the mesh."""
         return any(value not in {None, "either"} for name, value in asdict(self).items() if name != "mesh")
+
+    @property
+    def settled(self) -> Pinned:
+        """With what slices ask for, where nothing else is said."""
+        if self.slices is None:
+            return self
+        each, recompute = self.virtual_stages or 1, self.recompute or "none"
+        return replace(self, schedule=self.schedule or SLICED, virtual_stages=each, recompute=recompute)
 
     @property
     def allows_whole(self) -> bool:
@@ -100,6 +115,8 @@ class Pinned:
         if self.schedule in STALE and (kept.master or kept.on_host):
             what = "master weights" if kept.master else "the optimizer in the host's memory"
             raise UsageError(f"schedule {self.schedule!r} with {what}", "Two versions are of weights that rest as read")
+        if self.slices is not None:
+            self._check_slices(problem, self.slices)
         if self.allows_whole:
             return
         if not problem.train:
@@ -112,6 +129,23 @@ class Pinned:
                 "Leave --stages, --micro-batches and --recompute out",
             )
         self._check_pieces(problem)
+
+    def _check_slices(self, problem: Problem, count: int) -> None:
+        """Whether the model can be run slice by slice: before it is searched, on the source as it is."""
+        leaves = self.recompute not in (None, "none") or self.activations == "host"
+        order, each = self.schedule or SLICED, self.virtual_stages or 1
+        if wrong := why_not_in_slices(problem, order, self.stages or 1, each, count, leaves=leaves):
+            raise UsageError(wrong, ASKED_OF_SLICES)
+        try:
+            sliced = in_slices(problem.graph, Mesh(()), count)
+            verify_in_time(problem.graph, sliced.graph, sliced.mesh, TIME, gradients=False)
+        except ShardingError as error:
+            what = f"{problem.graph.name} cannot pass in {count} slices of time: {error.what}"
+            raise UsageError(what, error.allowed, "Leave --slices out") from error
+        except VerificationError as error:
+            what = f"{problem.graph.name} cannot pass in {count} slices of time: positions depend on later ones"
+            allowed = "Models whose outputs at a position are made of positions up to it, such as by causal attention"
+            raise UsageError(what, allowed, "Leave --slices out") from error
 
     def _check_pieces(self, problem: Problem) -> None:
         """Whether the batch has as many parts as are asked for, and the model as many pieces."""

@@ -17,6 +17,7 @@ from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
 from pdv.memory import step_memory
+from pdv.pcg.in_slices import workload_in_slices
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
@@ -26,7 +27,7 @@ from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
-from pdv.problem.workload import IN_HALVES, ON_HOST
+from pdv.problem.workload import IN_HALVES, ON_HOST, are_several
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
@@ -83,6 +84,8 @@ def search_pipelines(
         raise _too_large(space, search.nearest)
     if best is None or best.estimate.is_plain:
         return None
+    if pinned.slices is not None:
+        return _sliced(best, pinned.slices, search.states, problem.memory_limit)
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
     end = now + budget_s
@@ -91,6 +94,24 @@ def search_pipelines(
     watch.tell(Standing(search.looked_at, step_s, bound))
     complete = not (search.stopped.noticed or bounding.noticed)
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
+
+
+def _sliced(best: Found, count: int, states: int, limit: float) -> BestPlan:
+    """The best plan of whole micro-batches, whose passes are of slices: of its step no bound is known.
+
+    Raises:
+        NoPlanFitsError: if it does not fit so: each slice keeps a copy of what it reads of earlier ones.
+    """
+    made = best.work.execution
+    several = are_several(best.plan.stages.count, made.micro_batches * count)
+    execution = replace(made, moments=count, several=several)
+    work = workload_in_slices(replace(best.work, execution=execution))
+    needed = step_memory(work).worst.least_bytes
+    if needed > limit:
+        what = f"the plan found, in {count} slices, {too_large(needed, limit)}"
+        raise NoPlanFitsError(what, mend="Fewer --slices, or leave them out", needed_bytes=needed)
+    step_s = simulate(work).step_s
+    return replace(best.plan, execution=execution, step_s=step_s, lower_bound_s=0.0, states=states)
 
 
 def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:

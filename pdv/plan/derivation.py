@@ -27,6 +27,7 @@ from pdv.plan.running import (
     ROUND,
     RUNNING,
     SCALE,
+    SLICE,
     STAGE,
     TYPES,
     running_steps,
@@ -50,6 +51,7 @@ BINDINGS = {
     LEAVE: {"sharding"},
     ACCUMULATE: {"micro_batches"},
     STAGE: {"stage", "of", "order"},
+    SLICE: {"slices"},
     RECOMPUTE: set(),
     OFFLOAD_ACTIVATIONS: {"to"},
     ROUND: {"to", "parameters", "gradients", "moments"},
@@ -171,7 +173,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        named = rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
+        named = rule in (STORE, LEAVE, ACCUMULATE, SLICE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
         kind = str if named else list if isinstance(sites[0], list) else int
         require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")

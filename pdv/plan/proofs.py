@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ir.proof.exact import Proof
+from ir.graph import Graph
+from ir.proof.exact import Proof, verify_equal
+from ir.proof.in_time import verify_in_time
+from pdv.pcg.in_slices import in_slices
+from pdv.pcg.over_time import TIME
+from pdv.problem import Problem
 
 if TYPE_CHECKING:
     from pdv.check import Checked
@@ -27,6 +32,21 @@ def run_document(plan: Plan) -> dict[str, Any]:
 def checked_document(checked: Checked) -> dict[str, Any]:
     """The same of a run."""
     return {"statement": checked.statement, "ranks": checked.ranks}
+
+
+def prove(source: Graph, pcg: Graph, problem: Problem, moments: int) -> dict[str, Any]:
+    """The proof that a PCG is equal to its source, as JSON; where micro-batches pass in slices, so are these.
+
+    Raises:
+        VerificationError: if it is not.
+    """
+    proof = proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
+    if moments == 1:
+        return proof
+    sliced = in_slices(pcg, problem.mesh, moments)
+    in_time = proof_document(verify_in_time(source, sliced.graph, sliced.mesh, TIME, gradients=problem.train))
+    said = f"in {moments} slices in time, each of which gets nothing of later ones, {in_time['statement']}"
+    return {**proof, "slices": {**in_time, "statement": said}}
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:

@@ -6,6 +6,8 @@
                   that no stage reads what a later one computes. Stages may be on fewer ranks, in turn ("ranks").
                   In the order 2bw a step ends the batch before, whose passes all read the weights of one step before
                   ("staleness": 1): what is proved of a step is proved of that batch, at these weights.
+    slice         each micro-batch passes the stages in equal slices in time, one behind the other. It asks that no
+                  operator needs all positions at once, and that no position depends on later ones, which is proved.
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
     offload-activations    what layers keep for backward (of a layer that is recomputed: what it takes) is in the host's
                   memory until then. Copies are the identity.
@@ -25,11 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from ir.errors import UsageError
+from ir.errors import ShardingError, UsageError
 from ir.graph import Graph, Node
+from ir.mesh import Mesh
 from ir.rows import rows_apart
 from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running, Scaled
+from pdv.pcg.in_slices import in_slices
 from pdv.pcg.scaled import products_of
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pcg.units import joins_unit
@@ -54,13 +58,15 @@ from pdv.problem.workload import (
 from pdv.schedule.check import stuck
 from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
+from pdv.schedule.slices import why_not_in_slices
 from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE, RECOMPUTE, OFFLOAD_ACTIVATIONS = "accumulate", "stage", "recompute", "offload-activations"
+ACCUMULATE, STAGE, SLICE = "accumulate", "stage", "slice"
+RECOMPUTE, OFFLOAD_ACTIVATIONS = "recompute", "offload-activations"
 ROUND, OFFLOAD, SCALE = "round", "offload", "scale"
 TYPES = (ROUND, OFFLOAD, SCALE)
 """Steps that say in which types a plan is run, and where what it trains rests, in their order."""
-RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
+RUNNING = (ACCUMULATE, STAGE, SLICE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
 HOST = "host"
 
 
@@ -92,6 +98,9 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
             bindings |= {"ranks": stages.count} if stages.virtual > 1 else {}
             bindings |= {"staleness": STALE[execution.order]} if execution.order in STALE else {}
             steps.append({"rule": STAGE, "bindings": bindings, "sites": sites})
+    if execution.moments > 1:
+        inputs: list[Any] = [node.attr("name") for node in graph.inputs]
+        steps.append({"rule": SLICE, "bindings": {"slices": execution.moments}, "sites": inputs})
     if execution.recompute in WHOLE:
         steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
     if execution.recompute in HOSTED:
@@ -172,16 +181,20 @@ def read_running(
     leaves = bool(again or hosted)
     wrong = "" if ranks == 1 else why_not(order, ranks, count // ranks, micro_batches, recomputes=leaves)
     require(not wrong, wrong)
+    moments = _read_slices(problem.graph, [step for step in own if step["rule"] == SLICE])
+    if moments > 1:
+        wrong = why_not_in_slices(problem, order, ranks, count // ranks, moments, leaves=leaves)
+        require(not wrong, wrong)
     kept = problem.precision
     require(order not in STALE or not (kept.master or kept.on_host), f"the order {order} of {ONE_TYPE}")
-    waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order))
+    waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order, moments=moments))
     require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     whole = all(step["sites"] == LAYERS and step["bindings"] == {"to": HOST} for step in hosted)
     require(len(hosted) <= 1 and whole, f"what leaves activations to the host is {hosted}")
     recompute: Recompute = "full" if again else "none"
     recompute = ON_HOST[recompute] if hosted else recompute
-    execution = emitted(cluster(), problem, micro_batches, recompute, order, ranks)
+    execution = emitted(cluster(), problem, micro_batches, recompute, order, ranks, moments)
     stages = _with_layers(graph, stage_of, count, ranks, layered=leaves or count > 1)
     return replace(stages, folded=order in FOLDED), execution
 
@@ -194,6 +207,20 @@ def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
     require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
     require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "accumulate is of all inputs")
     require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
+    return int(count)
+
+
+def _read_slices(source: Graph, steps: Sequence[Step]) -> int:
+    require(len(steps) <= 1, "micro-batches are cut into slices twice")
+    if not steps:
+        return 1
+    count = steps[0]["bindings"]["slices"]
+    require(type(count) is int and count > 1, f"micro-batches in {count!r} slices")
+    require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "slice is of all inputs")
+    try:
+        in_slices(source, Mesh(()), count)
+    except ShardingError as error:
+        raise ValueError(str(error)) from error
     return int(count)
 
 
@@ -266,4 +293,7 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     if problem.products is not None and (weights := problem.products.weights(derived.pcg)):
         scaled = Scaled(problem.products.format.name, frozenset(weights))
     masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
-    return Running(stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload)
+    return Running(
+        stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload,
+        moments=execution.moments,
+    )  # fmt: skip

@@ -70,8 +70,9 @@ def read_choices(
     if offload != config.OFFLOAD and (mode != "train" or ALLOW_OFFLOAD in allow):
         found = "inference" if mode != "train" else f"allowed {ALLOW_OFFLOAD}"
         raise UsageError(f"offload {offload!r} with {found}", "It is of training, and fixed", "Leave one of them out")
-    formats = read_formats(products, [name for name in allow if name in ALLOWED], mode, pinned, graph, devices)
-    gains = _gains(allow, mode, devices) and pinned.schedule not in STALE
+    allowed_formats = [name for name in allow if name in ALLOWED and pinned.slices is None]
+    formats = read_formats(products, allowed_formats, mode, pinned, graph, devices)
+    gains = _gains(allow, mode, devices) and pinned.schedule not in STALE and pinned.slices is None
     ways = (True,) if offload in {OPTIMIZER, ALL} else (False, True) if gains else (False,)
     return tuple(Choice(one, on_host) for on_host in ways for one in formats)
 
@@ -80,7 +81,7 @@ def with_activations(
     pinned: Pinned, offload: str, allow: Sequence[str], mode: config.Mode, devices: Sequence[Device]
 ) -> Pinned:
     """What is pinned, and whether layers leave what they keep for backward in the host's memory, or may."""
-    may = _gains(allow, mode, devices) and pinned.schedule not in IN_HALVES
+    may = _gains(allow, mode, devices) and pinned.schedule not in IN_HALVES and pinned.slices is None
     return replace(pinned, activations="host" if offload in {ACTIVATIONS, ALL} else "either" if may else None)
 
 

@@ -6,6 +6,7 @@ Decides the words in which a step is described. Who makes a `Workload`: `pdv.rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -101,6 +102,7 @@ class Execution:
         cast_weights: weights rest, and are gathered, in that format where it admits that: no micro-batch casts them.
         slices: the mesh axis, if any, of which each rank sends the next stage its slice of what all hold alike; the
             slices are gathered there (Narayanan et al., SC'21, section 4.1; DeepSpeed's pipe_partitioned).
+        moments: slices of each micro-batch in time, which pass one by one (TeraPipe, Li et al., ICML'21); 1: none.
         synchronous: the host waits for each kernel before it issues the next, so nothing overlaps and each kernel costs
             its issue as well (CUDA_LAUNCH_BLOCKING=1, which runs of many nodes set against hangs).
         loss: "in-place": in float32, exponentials over which their gradient is written (Megatron-LM); "float32": logits
@@ -125,6 +127,17 @@ class Execution:
     several: bool = False
     slices: str = ""
     synchronous: bool = False
+    moments: int = 1
+
+    @property
+    def passes(self) -> int:
+        """How often a step passes each stage, one way."""
+        return self.micro_batches * self.moments
+
+    def name(self, number: int) -> str:
+        """What passes by that number; "" if it is all of the batch."""
+        found = f"micro-batch {number // self.moments}" if self.micro_batches > 1 else ""
+        return found + f", slice {number % self.moments}".removeprefix("" if found else ", ") * (self.moments > 1)
 
     @property
     def resting(self) -> Format | None:
@@ -148,6 +161,7 @@ def emitted(
     recompute: Recompute = "none",
     order: Order = "1f1b",
     stages: int = 1,
+    moments: int = 1,
 ) -> Execution:
     """How the emitted program runs a step: gradients are summed once, in buckets behind the last backward pass.
 
@@ -158,12 +172,12 @@ def emitted(
     axes, precision = problem.mesh.spans, problem.precision
     return Execution(
         micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap,
-        several=are_several(stages, micro_batches),
+        several=are_several(stages, micro_batches * moments), moments=moments,
     )  # fmt: skip
 
 
 def are_several(stages: int, micro_batches: int) -> bool:
-    """Whether micro-batches are in flight at once, in a pipeline of so many stages."""
+    """Whether micro-batches, or slices of them, are in flight at once, in a pipeline of so many stages."""
     return stages > 1 and micro_batches > 1
 
 
@@ -216,7 +230,7 @@ class Workload:
         problem: its graph is at the size of one micro-batch over all devices of a stage; its mesh is that of a stage.
         pcg: what the stages run together.
         cluster: ``stages.count`` times the mesh's devices; stage ``s`` has ranks ``s * n`` to ``(s + 1) * n - 1`` for
-            ``n = problem.mesh.num_devices``, row-major over the mesh.
+            ``n = num_devices``, row-major over the mesh.
         axes: by stage, the links of the mesh's axes there.
         compute_of: the cost model of one kind of device.
     """
@@ -228,6 +242,11 @@ class Workload:
     execution: Execution
     axes: tuple[tuple[AxisLink, ...], ...]
     compute_of: Callable[[Device], CostModel]
+
+    @property
+    def num_devices(self) -> int:
+        """Of a stage: an axis of time has no links, and is one device."""
+        return math.prod(link.size for link in self.axes[0])
 
 
 def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:

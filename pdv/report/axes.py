@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdv.plan.running import ACCUMULATE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, STAGE
+from pdv.plan.running import ACCUMULATE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, SLICE, STAGE
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -59,5 +59,6 @@ def _pipeline(steps: Sequence[Document]) -> list[str]:
         turns = "" if count == staged["of"] else f", {staged['of'] // count} chunks each"
         words.append(f"{count} stages ({staged['order']}{turns})")
         words += ["gradients of weights one step old"] if "staleness" in staged else []
+    words += [f"in {step['bindings']['slices']} slices in time" for step in steps if step["rule"] == SLICE]
     taken = next((step["bindings"] for step in steps if step["rule"] == ACCUMULATE), None)
     return words + ([] if taken is None else [f"{taken['micro_batches']} micro-batches"])

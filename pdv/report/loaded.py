@@ -20,6 +20,7 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.stage_links import stage_links
 from pdv.guard import note
+from pdv.pcg.in_slices import workload_in_slices
 from pdv.pcg.plan_cost import realize
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pins import RoleOf, load_pins
@@ -176,7 +177,7 @@ def _workload(
     chunks, layers = (spread_to_pcg(derived, of) for of in (stages.chunk_of, stages.layer_of))
     links = axes or stage_axes(problem.compute, cluster, problem.mesh, stages.count)
     cut = replace(stages, chunk_of=chunks, layer_of=layers)
-    return replace(work, stages=cut, execution=execution, axes=links)
+    return workload_in_slices(replace(work, stages=cut, execution=execution, axes=links))
 
 
 def _limit(problem: Problem, document: Document) -> Problem:

@@ -70,7 +70,11 @@ def simulated_document(
         "cluster": {"name": workload.cluster.name, "num_devices": devices},
         "configuration": configuration,
         "mode": problem.mode,
-        "mesh": {axis.name: axis.size for axis in problem.mesh.axes},
+        "mesh": {
+            axis.name: axis.size
+            for axis, link in zip(problem.mesh.axes, workload.axes[0], strict=True)
+            if link.size == axis.size  # that of time is none of devices
+        },
         "pipeline": {
             "stages": workload.stages.count,
             "chunks": workload.stages.chunks,
@@ -79,6 +83,7 @@ def simulated_document(
             "order": execution.order,
             "recompute": execution.recompute,
             "zero": execution.zero,
+            **({"slices": execution.moments} if execution.moments > 1 else {}),
         },
         "step_s": simulation.step_s,
         "std_s": simulation.std_s,
@@ -201,6 +206,7 @@ def _steps(pipeline: Mapping[str, Any]) -> str:
     text = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     text += f", {pipeline['order']}" if pipeline["stages"] > 1 else ""
     text += ", gradients of weights one step old" if pipeline["stages"] > 1 and pipeline["order"] in STALE else ""
+    text += f", in {pipeline['slices']} slices in time" if pipeline.get("slices", 1) > 1 else ""
     text += f", {pipeline['chunks'] // pipeline['stages']} chunks a stage" if pipeline["order"] == "interleaved" else ""
     text += f", ZeRO-{pipeline['zero']}" if pipeline["zero"] else ""
     return text + (f", recomputation {pipeline['recompute']}" if pipeline["recompute"] != "none" else "")

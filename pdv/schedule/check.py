@@ -32,7 +32,7 @@ def why_stuck(pipeline: Pipeline, orders: Sequence[Sequence[Pass]]) -> str:
     while moved:
         moved = False
         for stage, passes in enumerate(orders):
-            while at[stage] < len(passes) and _needs(passes[at[stage]], last) <= done:
+            while at[stage] < len(passes) and _needs(pipeline, passes[at[stage]], last) <= done:
                 taken = passes[at[stage]]
                 done |= {taken, taken._replace(part="values")} if taken.backward else {taken}
                 at[stage] += 1
@@ -43,7 +43,7 @@ def why_stuck(pipeline: Pipeline, orders: Sequence[Sequence[Pass]]) -> str:
 
 def _wrong_passes(pipeline: Pipeline, stage: int, passes: Sequence[Pass]) -> str:
     """Whether a stage runs each micro-batch through each of its chunks once, there and back."""
-    own, numbers = pipeline.layout.chunks_on(stage), range(pipeline.micro_batches)
+    own, numbers = pipeline.layout.chunks_on(stage), range(pipeline.count)
     begun = len(pipeline.ahead(stage))  # by the step before; as many are of the next batch
     wanted = Counter(
         (chunk, number + (way == 0) * begun, way) for chunk in own for number in numbers for way in (0, 1, 2)
@@ -58,14 +58,15 @@ def _wrong_passes(pipeline: Pipeline, stage: int, passes: Sequence[Pass]) -> str
     return f"stage {stage} does not take micro-batch {number} once through chunk {chunk}, there and back"
 
 
-def _needs(taken: Pass, last: int) -> set[Pass]:
-    """Passes that have to be behind a stage, or another, before this one."""
+def _needs(pipeline: Pipeline, taken: Pass, last: int) -> set[Pass]:
+    """Passes that have to be behind a stage, or another, before this one; a slice reads those before it in time."""
     chunk, number, backward, part = taken
+    place, moments = number % pipeline.moments, pipeline.moments
     if not backward:
-        return {Pass(chunk - 1, number)} if chunk else set()
+        return ({Pass(chunk - 1, number)} if chunk else set()) | ({Pass(chunk, number - 1)} if place else set())
     if part == "weights":
         return {Pass(chunk, number, True, "values")}
-    before = {Pass(chunk, number)}
+    before = {Pass(chunk, number)} | ({Pass(chunk, number + 1, True, "values")} if place < moments - 1 else set())
     return before if chunk == last else before | {Pass(chunk + 1, number, True, "values")}
 
 

@@ -4,6 +4,8 @@ GPipe (Huang et al., NeurIPS'19), 1F1B (Narayanan et al., "PipeDream", SOSP'19, 
 interleaved 1F1B (Narayanan et al., SC'21, section 2.2); those whose gradients of weights may wait are in ``halves``.
 2bw is 1F1B that goes on from step to step (PipeDream-2BW, Narayanan et al., ICML'21): a step ends what is left of the
 batch before, and begins its own, whose micro-batches are numbered on from that one's.
+Where micro-batches pass in slices (TeraPipe, Li et al., ICML'21), passes are numbered slice by slice: forward in order,
+backward of each micro-batch from its last slice to its first, which is what stages wait for before they begin.
 Entry points: ``orders``, and ``why_not`` of what has none.
 """
 
@@ -20,13 +22,31 @@ from pdv.schedule.passes import Pass
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """``stages`` with ``virtual`` chunks each; where each lives: ``layout``."""
+    """``stages`` with ``virtual`` chunks each; where each lives: ``layout``.
+
+    moments: slices of a micro-batch in time, each of which passes by itself.
+    """
 
     stages: int
     virtual: int
     micro_batches: int
     order: Order
     train: bool = True
+    moments: int = 1
+
+    @property
+    def count(self) -> int:
+        """How often a step passes each chunk, one way."""
+        return self.micro_batches * self.moments
+
+    @property
+    def final(self) -> int:
+        """The number of the last pass backward."""
+        return self.count - self.moments
+
+    def back(self, number: int) -> int:
+        """The pass forward to whose backward pass it comes to in the place of this one."""
+        return number + self.moments - 1 - 2 * (number % self.moments)
 
     @property
     def layout(self) -> Stages:
@@ -95,7 +115,10 @@ def _stage(pipeline: Pipeline, stage: int) -> tuple[Pass, ...]:
     if not pipeline.train:
         return tuple(forward)
     last = pipeline.virtual - 1
-    backward = [Pass(stage + (last - chunk // pipeline.stages) * pipeline.stages, m, True) for chunk, m, *_ in forward]
+    backward = [
+        Pass(stage + (last - chunk // pipeline.stages) * pipeline.stages, pipeline.back(m), True)
+        for chunk, m, *_ in forward
+    ]
     if pipeline.order == "gpipe":
         return (*forward, *backward)
     ahead = min(_warm_up(pipeline, stage), len(forward))
@@ -122,7 +145,7 @@ def _forward(pipeline: Pipeline, stage: int) -> list[Pass]:
 
 def _groups(pipeline: Pipeline) -> list[range]:
     """Of as many micro-batches as there are stages; what is left over joins the last group, as in Megatron-LM."""
-    p, m = pipeline.stages, pipeline.micro_batches
+    p, m = pipeline.stages, pipeline.count
     if pipeline.order == "gpipe" or m < 2 * p:
         return [range(m)]
     starts = range(0, m - m % p, p)
@@ -133,6 +156,6 @@ def _warm_up(pipeline: Pipeline, stage: int) -> int:
     """Forward passes before the first backward pass, which takes turns with a further one."""
     behind = pipeline.stages - 1 - stage
     if pipeline.virtual == 1:
-        return behind
+        return behind + pipeline.moments - 1
     most = max(pipeline.stages, *(len(group) for group in _groups(pipeline)))
     return (1 if pipeline.order in IN_HALVES else 2) * behind + (pipeline.virtual - 1) * most

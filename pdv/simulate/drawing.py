@@ -14,6 +14,7 @@ from pdv.simulate.engine.streams import Clocks, Engine, Timed
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.result import RunResult, Simulation
 from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.step import pipeline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +119,5 @@ class _Stages:
         program = stage.programs[stage.chunks.index(turn.chunk)]
         if not turn.backward:
             return program.forward
-        final = turn.micro_batch == self._drawing.lowered.workload.execution.micro_batches - 1
+        final = turn.micro_batch == pipeline_of(self._drawing.lowered.workload).final
         return program.last if final else program.backward

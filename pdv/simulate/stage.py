@@ -181,7 +181,7 @@ class Lowered:
     @cached_property
     def sends(self) -> Sends:
         """Picoseconds between chunks: of the slowest pair of devices that send to each other."""
-        stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
+        stages, size = self.workload.stages, self.workload.num_devices
         forward, backward = [], []
         for chunk, crossing in enumerate(self.chunks.crossings):
             source, target = stages.place_of(chunk), stages.place_of(chunk + 1)
@@ -209,7 +209,7 @@ class Lowered:
 
     def _tie(self, number: int) -> int:
         """Sums of the gradients of parameters that other stages use as well."""
-        stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
+        stages, size = self.workload.stages, self.workload.num_devices
         seconds = 0.0
         for node in self._shared:
             places = sorted({stages.place_of(chunk) for chunk in self.chunks.homes[node]})

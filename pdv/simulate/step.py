@@ -177,14 +177,15 @@ def chunk_durations(lowered: Lowered) -> list[Durations]:
 def pipeline_of(workload: Workload) -> Pipeline:
     """The schedule's shape."""
     stages, execution = workload.stages, workload.execution
-    return Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, workload.problem.train)
+    train, moments = workload.problem.train, execution.moments
+    return Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, train, moments)
 
 
 def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) -> Parts:
     """Of a class of devices until its stage's last pass."""
     parts = dict(line.waits[stage.number])
     counts: dict[tuple[int, int], int] = {}
-    final = lowered.workload.execution.micro_batches - 1
+    final = pipeline_of(lowered.workload).final
     for step, _, _ in line.passes[stage.number]:
         if step.part != "values":  # counted with the other half
             way = (0, 1, 2, 0, 1, 2)[way_of(step, final)]
@@ -205,7 +206,7 @@ def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) ->
 
 def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of the step in each draw."""
-    size = lowered.workload.problem.mesh.num_devices
+    size = lowered.workload.num_devices
     slow = factors(len(lowered.stages), size, draws, lowered.calibration.straggler_std, seed)
     if not draws:
         return np.zeros(0)

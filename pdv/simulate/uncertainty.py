@@ -103,13 +103,13 @@ def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
     prices, again = stage.kind.prices[number], 2 if execution.recompute in {*WHOLE, "operators"} else 1
     for entry_number, count in counts.items():
         forward, backward = prices.entries[entry_number].estimates
-        sums.add(forward, execution.micro_batches * again, count)
-        sums.add(backward, execution.micro_batches, count)
+        sums.add(forward, execution.passes * again, count)
+        sums.add(backward, execution.passes, count)
     if train:
         for estimate in stage.sums.optimizer(prices):
             sums.add(estimate, 1.0)
         if lowered.workload.stages.chunks - 1 in stage.chunks:
             outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in lowered.workload.pcg.outputs]
             for estimate in prices.loss(outputs).estimates:
-                sums.add(estimate, execution.micro_batches)
+                sums.add(estimate, execution.passes)
     return sums

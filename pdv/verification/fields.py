@@ -139,6 +139,7 @@ def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
     run = plan.execution
     kept: dict[str, Any] = {"stages": plan.stages.count, "micro_batches": run.micro_batches, "schedule": run.order,
             "recompute": run.recompute, "mesh": sizes, "virtual_stages": plan.stages.virtual}  # fmt: skip
+    kept["slices"] = run.moments
     if run.recompute in HOSTED:
         kept |= {"recompute": "full" if run.recompute in WHOLE else "none", "activations": "host"}
     if plan.stages.count == 1:  # of one stage there is no order

@@ -17,7 +17,6 @@ import numpy as np
 from ir.cost_model import CostModel
 from ir.errors import DataError, UsageError, VerificationError, WeightsError
 from ir.graph import Graph
-from ir.proof.exact import verify_equal
 from ir.verify import check_outputs
 from pdv.emit.emission import Emission
 from pdv.emit.package import WEIGHTS, emission_of
@@ -25,7 +24,7 @@ from pdv.emit.weights import Stored
 from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan.package import read_document
-from pdv.plan.proofs import checked_document, proof_document
+from pdv.plan.proofs import checked_document, prove
 from pdv.plan.running import running_of
 from pdv.plan.seal import check_minor, damage_error, refusing
 from pdv.prices import priced_by
@@ -100,7 +99,7 @@ def _proof(plan: Loaded, source: Graph) -> dict[str, Any]:
     """The proof, made again; plan.json says the same."""
     problem, pcg = plan.problem, plan.derived.pcg
     check_outputs(pcg, plan.shardings)
-    proof = proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
+    proof = prove(source, pcg, problem, plan.execution.moments)
     _same(proof, plan.document.get("proof"), "proof")
     return proof
 

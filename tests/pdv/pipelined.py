@@ -53,12 +53,14 @@ def plan_pipeline(
     virtual: int = 1,
     places: tuple[int, ...] = (),
     last: Pins | None = None,
+    moments: int = 1,
     **options: Any,
 ) -> Plan:
     """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces.
 
     virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all; places: which device stands
-    where (``Cluster.places``); last: of the inside of the last stage, where it is not that of those before.
+    where (``Cluster.places``); last: of the inside of the last stage, where it is not that of those before; moments:
+    slices of micro-batches in time.
     """
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
@@ -78,8 +80,10 @@ def plan_pipeline(
             solution = lengthen([found.solution, other.solution], inside_of, graph, (0, len(inside_of), 1))
             assert solution.realized is not None
             found = replace(found, solution=solution, derived=solution.realized.derived, cost=solution.realized.cost)
-        several = are_several(stages, micro_batches)
-        execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
+        several = are_several(stages, micro_batches * moments)
+        execution = replace(
+            EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several, moments=moments
+        )
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
         return SearchResult(replace(found, stages=cut_there, execution=execution, places=places), 0.0)
 

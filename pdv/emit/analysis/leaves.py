@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node
+from pdv.pcg.over_time import TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Reading:
             if node.is_leaf:
                 self._leaves[node] = Leaf(node, ())
                 continue
-            below = self._leaves.get(self.resolve(node.operands[0])) if node.op.kind == "parallel" else None
+            below = self._leaves.get(self.resolve(node.operands[0])) if _is_at_build(node) else None
             if below is not None and not below.base.is_input:
                 self._leaves[node] = below if is_idle(node) else Leaf(below.base, (*below.chain, node))
             if is_idle(node):
@@ -89,6 +90,12 @@ class Reading:
                 else:
                     found[user] = None
         return tuple(found)
+
+
+def _is_at_build(node: Node) -> bool:
+    """Whether a parallel operator on a leaf takes a part of it that is the same all along, as slices in time do not."""
+    in_time = node.op.kind == "parallel" and node.attr("axis") == TIME and not node.op.transition.only_names
+    return node.op.kind == "parallel" and not in_time
 
 
 def is_idle(node: Node) -> bool:

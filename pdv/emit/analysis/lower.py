@@ -17,6 +17,7 @@ from ir.sharding import Invariant, State
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.frontend.program import BATCH
 from pdv.passes.tied_views import whole_buffers
+from pdv.pcg.over_time import TIME
 
 
 def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mesh, Mapping[Node, Node]]:
@@ -25,6 +26,7 @@ def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mes
     ``sizes`` are names of open ones, which no axis may have.
     """
     taken = GLOBALS | MODULE | {BATCH, *sizes, *(variable(span) for span in mesh.spans if JOINT in span)}
+    taken -= {TIME}
     renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
     graph, made = builder.rebuild(pcg, lambda node, operands: _lower_all(builder, node, operands, renamed))

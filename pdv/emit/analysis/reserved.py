@@ -35,6 +35,8 @@ RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 PIPELINE = ("PipelinedModule", "Stage")
 """What ``pipeline.py`` gives."""
+SLICES = ("SlicedModule", "at_end", "earlier", "now")
+"""What ``slices.py`` gives: the model, and moves along time."""
 MODULES = {
     "float8": FLOAT8,
     "gathers": GATHERS,
@@ -43,6 +45,7 @@ MODULES = {
     "pipeline": PIPELINE,
     "rounding": HOSTED,
     "runtime": RUNTIME,
+    "slices": SLICES,
 }
 """The modules beside ``model.py``, by what it may take of each."""
 

@@ -50,13 +50,15 @@ class Running:
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
     offload: bool = False
     """Whether parameters rest in the host's memory, where the optimizer steps."""
+    moments: int = 1
+    """Slices of a micro-batch in time, which pass the stages one by one; 1: none."""
     ranks: tuple[int, ...] = ()
     """Of the processes, by place: stage by stage, each row-major over the mesh. Empty: each rank at its own."""
 
     @property
     def shares_copies(self) -> bool:
         """Whether micro-batches in flight share copies of weights, which are gathered once a step."""
-        return are_several(self.stages, self.micro_batches)
+        return are_several(self.stages, self.micro_batches * self.moments)
 
     @property
     def length(self) -> int:

@@ -55,6 +55,8 @@ class Attributes:
     scaled: Scaled | None = None
     stages: tuple[str, ...] = ()
     """The axis of stages, if there are several."""
+    in_slices: bool = False
+    """Whether an axis of time is that of slices."""
 
 
 class Body:
@@ -74,7 +76,8 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        writing = ScopeWriting(shapes, arguments, scaled=attributes.scaled, stages=attributes.stages)
+        stages, in_slices = attributes.stages, attributes.in_slices
+        writing = ScopeWriting(shapes, arguments, scaled=attributes.scaled, stages=stages, in_slices=in_slices)
         writer = Writer(reading, writing, attributes.leaves, arguments.get, lambda node: False)
         self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)

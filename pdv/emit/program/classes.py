@@ -20,7 +20,7 @@ from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.analysis.staged import Scaled
-from pdv.emit.program.body import Attributes, Body
+from pdv.emit.program.body import ONCE, Attributes, Body
 from pdv.emit.program.code import WIDTH, signature, statement
 from pdv.emit.program.statements import Scope
 from pdv.pcg.units import Key, gathered_units
@@ -38,11 +38,18 @@ class Setting:
     constants: Mapping[Node, str]  # leaf node (a constant below its cuts) -> name in the weights file
     stages: tuple[str, ...] = ()
     """The axis of stages, if there are several."""
+    in_slices: bool = False
+    """Whether an axis of time is that of slices."""
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Axes, and joint ones, as ``mesh[...]`` names them."""
         return (*self.mesh.spans, *self.stages)
+
+    @property
+    def written(self) -> tuple[Scaled | None, tuple[str, ...], bool]:
+        """How operators are written."""
+        return self.scaled, self.stages, self.in_slices
 
     @property
     def moves(self) -> bool:
@@ -221,9 +228,8 @@ def block_class(
     updates = {node: setting.updates[node] for node in first if node in setting.updates}
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
     body = Body(
-        scope, reading, setting.shapes, Attributes(attributes, {}, scaled=setting.scaled, stages=setting.stages),
-        arguments, setting.reserve(),
-    )  # fmt: skip
+        scope, reading, setting.shapes, Attributes(attributes, {}, ONCE, *setting.written), arguments, setting.reserve()
+    )
     lines = body.lines()
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []

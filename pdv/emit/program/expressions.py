@@ -9,11 +9,14 @@ from fractions import Fraction
 from ir.emission.code import ATOM, PRODUCT, Code, binary, call, tuple_of
 from ir.emission.writing import Writing
 from ir.graph import Node, unmoved
+from ir.sharding import Invariant
+from ir.transition import Transition
 from ir.verify import node_splits
 from pdv.emit.analysis.lower import variable
 from pdv.emit.analysis.reserved import FLOAT8
 from pdv.emit.analysis.shapes import Dim, Factor, Shapes
 from pdv.emit.analysis.staged import Scaled
+from pdv.pcg.over_time import TIME
 from pdv.problem.formats import EMITTED_FORMATS
 
 
@@ -40,6 +43,7 @@ class ScopeWriting(Writing):
         used: collects those whose sizes are read: their names must stay.
         scaled: products that are written in a narrow format.
         regather: True for a gather whose result must not outlive its use.
+        in_slices: whether an axis of time is that of slices.
     """
 
     shapes: Shapes
@@ -47,6 +51,7 @@ class ScopeWriting(Writing):
     used: set[str] = field(default_factory=set)
     regather: bool = False
     scaled: Scaled | None = None
+    in_slices: bool = False
 
     def write(self, node: Node, operands: Sequence[Code]) -> Code:
         """The expression of a node; of a parallel operator by its name: ``combine(x, 1, tp)``."""
@@ -56,6 +61,8 @@ class ScopeWriting(Writing):
         if node.op.kind != "parallel":
             return super().write(node, operands)
         dims = [str(node.attr(name)) for name in node.op.transition.dims]
+        if self.in_slices and node.attr("axis") == TIME:
+            return call(moves_in_time(node.op.transition), operands[0], *dims, TIME)
         options = ["regather=True"] if self.regather else []
         return call(node.op.name, operands[0], *dims, variable(node.attr("axis")), *options)
 
@@ -158,6 +165,13 @@ class ScopeWriting(Writing):
     def _read(self, source: _Source) -> Code:
         self.used.add(source.name)
         return Code(f"{source.name}.size({source.dim})")
+
+
+def moves_in_time(transition: Transition) -> str:
+    """The function of ``slices.py`` that moves a value so: what is cut, read by later slices, or put together."""
+    if not transition.gathers:
+        return "now"
+    return "at_end" if transition.after is Invariant else "earlier"
 
 
 def _number(factors: Sequence[Factor]) -> int:

@@ -55,6 +55,7 @@ def _processes(mesh: Mesh, running: Running) -> str:
 def _steps(running: Running) -> str:
     count = running.micro_batches
     parts = [f"{count} micro-batches"] if count > 1 else []
+    parts += [f"each in {running.moments} slices in time (slices.py)"] if running.moments > 1 else []
     parts += [running.order] if running.stages > 1 else []
     parts += ["gradients of weights one step old (later.py)"] if running.stages > 1 and running.order in STALE else []
     return ", ".join([*parts, *(["the forward of each layer again in backward"] if running.recompute else [])])

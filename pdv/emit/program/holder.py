@@ -178,8 +178,7 @@ def write_holders(
             {**attributes, **setting.constants},
             {run: block.attribute for run, block in blocks},
             again,
-            setting.scaled,
-            setting.stages,
+            *setting.written,
         )
         lines = Body(scope, setting.reading, setting.shapes, held, names, setting.reserve()).lines()
         buffers = [x for x in constants.values() if len(outlines) == 1 or _names(lines, x.attribute)]

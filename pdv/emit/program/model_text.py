@@ -127,7 +127,9 @@ class _Program:
         constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}
         stages = ("stage",) if len(outlines) > 1 else ()
-        self._setting = Setting(mesh, reading, shapes, graph_updates(graph, reading), running.scaled, named, stages)
+        self._setting = Setting(
+            mesh, reading, shapes, graph_updates(graph, reading), running.scaled, named, stages, running.moments > 1
+        )
         arguments = [self._argument_names(outline) for outline in outlines]
         self._holders = write_holders(
             outlines, arguments, self._setting, constants, stored_shapes, again=Again(running.recompute, running.hosted)
@@ -141,6 +143,11 @@ class _Program:
         parts = [*tables, *blocks, *stages, model, self._build()]
         body = "\n\n\n".join("\n".join(lines) for lines in parts)
         return f"{self._imports(body)}\n\n\n{body}\n"
+
+    @property
+    def _devices(self) -> Mesh:
+        """The mesh of a stage: an axis of time is none of it."""
+        return Mesh(self._mesh.axes[1:]) if self._running.moments > 1 else self._mesh
 
     # ---- Classes ----
 
@@ -188,7 +195,7 @@ class _Program:
             stages.append(f"Stage(Stage{number}, {tuple_of(tuple(takes))}, {tuple_of(tuple(gives))})")
         pad = " " * 8
         return [
-            "class Model(PipelinedModule):",
+            f"class Model({'SlicedModule' if self._running.moments > 1 else 'PipelinedModule'}):",
             *docstring(self._summary(inputs), 4),
             "",
             "    def __init__(self, mesh: Mesh, weights: Weights) -> None:",
@@ -263,7 +270,8 @@ class _Program:
         options = [f"micro_batches={self._running.micro_batches}"] if several else []
         if len(self._holders) > 1:
             options.append(f"order={string(self._running.order)}")
-            spans = [span.split(JOINT) for span in self._setting.axes if JOINT in span]
+            options += [f"slices={self._running.moments}"] if self._running.moments > 1 else []
+            spans = [span.split(JOINT) for span in self._devices.spans if JOINT in span]
             joint = tuple(tuple_of(tuple(map(string, names))) for names in spans)
             options += [f"joint={tuple_of(joint)}"] if joint else []
             options += ["tied=tied"] if self._tied_lines() else []
@@ -293,7 +301,7 @@ class _Program:
     # ---- Around the classes ----
 
     def _build(self) -> list[str]:
-        sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._mesh.axes)
+        sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._devices.axes)
         stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
         masters = self._running.masters
         compute = f", compute=dtype or torch.{ROUNDED.torch_name}" if masters else ""
@@ -328,7 +336,7 @@ class _Program:
     def _levels_text(self) -> str:
         """Axes whose sums take levels one by one."""
         used = {node.attr("axis") for node in self._graph.nodes if node.op.kind == "parallel"}
-        of_span = zip(self._mesh.spans, self._running.levels, strict=False)
+        of_span = zip(self._devices.spans, self._running.levels, strict=False)
         found = [(span.replace(JOINT, "_"), sizes) for span, sizes in of_span if sizes and span in used]
         text = ", ".join(f"{string(name)}: {tuple_of(tuple(map(str, sizes)))}" for name, sizes in found)
         return f", levels={{{text}}}" if found else ""
@@ -337,7 +345,7 @@ class _Program:
         """Axes along which gradients are summed beside other collectives."""
         beside = self._running.recompute or self._running.stages > 1
         axes = summed_apart(self._graph, forward=beside, several=self._running.shares_copies)
-        found = tuple(string(axis.replace(JOINT, "_")) for axis in axes)
+        found = tuple(string(axis.replace(JOINT, "_")) for axis in axes if axis in self._devices.spans)
         return f", own_sums={tuple_of(found)}" if found else ""
 
     def _imports(self, body: str) -> str:

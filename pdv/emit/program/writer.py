@@ -11,6 +11,7 @@ from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting
+from pdv.pcg.over_time import TIME
 from pdv.pcg.units import gathered_once, joins_unit
 
 
@@ -77,7 +78,8 @@ class Writer:
         axes: list[str] = []
         below = node
         while below.op.transition.only_names and (below is node or self.name_of(below) is None):
-            axes.insert(0, variable(below.attr("axis")))
+            if not (self.writing.in_slices and below.attr("axis") == TIME):  # gradients of slices add up
+                axes.insert(0, variable(below.attr("axis")))
             below = self.reading.resolve(below.operands[0])
         if below.is_leaf:
             attribute = Code(f"self.{self.attributes[below]}")

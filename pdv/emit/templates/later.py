@@ -111,12 +111,7 @@ class TwoBatches:
         self._model, self._link = model, link
         self._given: dict[int, Given] = {}  # batches under way
         self._flight: dict[tuple[int, int], tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
-        self._posted: tuple[Turn, list[Tensor]] | None = None
-        self._works: list[Any] = []
-        self._sent: Sequence[Tensor] = ()  # held until it is
-        last = len(model.chain) - 1
-        places = (model.place(at) if 0 <= at <= last else None for at in (link.place - 1, link.place + 1, last))
-        self._before, self._behind, self._last = (None if at is None else model.peer(at) for at in places)
+        self._neighbours, self._posted = Neighbours(model, link.place), False
         model.mesh.sums.turn = 0
         for parameter in model.parameters():
             if not hasattr(parameter, "leaves"):
@@ -147,7 +142,7 @@ class TwoBatches:
         if before is None:
             self._run(turn)
             return torch.full((), torch.nan, device=model.mesh.device)
-        loss = before.run(model, partial(self._run, turn), self._last)
+        loss = before.run(model, partial(self._run, turn), model.peer(model.place(len(model.chain) - 1)))
         if given is None:  # the last stage waits for nobody in a step, and may not be gone before others have its loss
             dist.barrier(group=model.mesh.stage.group)
         return loss
@@ -161,12 +156,9 @@ class TwoBatches:
         following = Turn(turn, stages - 1 - place) if turn in like else None
         with model.no_sync():
             for taken, after in zip(passes, [*passes, following][1:], strict=True):
-                if self._posted is None:
+                if not self._posted:
                     self._post((), taken, like)
-                assert self._posted is not None, "posted"
-                received = self._posted[1]
-                assert self._posted[0] == taken, (self._posted[0], taken)
-                self._wait()
+                received = self._neighbours.wait()
                 sums.turn = taken.batch
                 self._post(self._take(taken, received), after, like, back=taken.backward)
         sums.turn = turn
@@ -179,7 +171,7 @@ class TwoBatches:
 
     def _take(self, taken: Turn, received: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run a pass; what it has for a neighbour."""
-        place, given, last = (taken.batch, taken.number), self._given[taken.batch], self._behind is None
+        place, given, last = (taken.batch, taken.number), self._given[taken.batch], self._neighbours.behind is None
         if not taken.backward:
             inputs = [x.requires_grad_(x.is_floating_point()) for x in received]
             output = self._link.run(inputs, given.batches[taken.number])
@@ -195,29 +187,43 @@ class TwoBatches:
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in taken_in if x.requires_grad]
 
     def _post(self, given: Sequence[Tensor], after: Turn | None, like: Shapes, *, back: bool = False) -> None:
+        """Send what a pass gave, and receive what the next takes; ``like``: by batch, as ``Neighbours`` has it."""
+        self._posted = after is not None
+        wanted = () if after is None else like[after.batch]
+        self._neighbours.post(given, wanted, back=back, after=after is not None and after.backward)
+
+
+class Neighbours:
+    """What a stage sends to those before and behind it, and receives from them, between two of its passes."""
+
+    def __init__(self, model: PipelinedModule, place: int) -> None:
+        self._group, self._device = model.mesh.stage.group, model.mesh.device
+        places = (model.place(at) if 0 <= at < len(model.chain) else None for at in (place - 1, place + 1))
+        self.before, self.behind = (None if at is None else model.peer(at) for at in places)
+        self._received: list[Tensor] = []
+        self._sent: Sequence[Tensor] = ()  # held until it is
+        self._works: list[Any] = []
+
+    def post(self, given: Sequence[Tensor], like: Sequence[Sequence[Tensor]], *, back: bool, after: bool) -> None:
         """Send what a pass gave, and receive what the next takes, in one go: neighbours do so in one order.
 
-        like: by batch, without data, what the stage takes and what it gives.
+        back, after: whether that pass, and the next, are backward. like: without data, what the stage takes and what
+        it gives; nothing if there is no next pass.
         """
-        target, group = self._before if back else self._behind, self._model.mesh.stage.group
-        ops = [] if target is None else [dist.P2POp(dist.isend, x.contiguous(), target, group) for x in given]
-        self._posted = None
-        if after is not None:
-            source = self._behind if after.backward else self._before
-            values = [x for x in like[after.batch][after.backward] if x.requires_grad or not after.backward]
-            device = self._model.mesh.device
-            buffers = (
-                [] if source is None else [torch.empty_like(x, device=device, requires_grad=False) for x in values]
-            )
-            ops += [dist.P2POp(dist.irecv, x, source, group) for x in buffers]
-            self._posted = after, buffers
+        target, source = self.before if back else self.behind, self.behind if after else self.before
+        ops = [] if target is None else [dist.P2POp(dist.isend, x.contiguous(), target, self._group) for x in given]
+        values = [x for x in like[after] if x.requires_grad or not after] if like and source is not None else []
+        self._received = [torch.empty_like(x, device=self._device, requires_grad=False) for x in values]
+        ops += [dist.P2POp(dist.irecv, x, source, self._group) for x in self._received]
         self._sent = [op.tensor for op in ops]
         self._works = dist.batch_isend_irecv(ops) if ops else []
 
-    def _wait(self) -> None:
+    def wait(self) -> list[Tensor]:
+        """What was received; all is sent."""
         for work in self._works:
             work.wait()
         self._works = []
+        return self._received
 
 
 def passes_of_step(stage: int, stages: int, count: int, before: int | None, batch: int | None) -> list[Turn]:

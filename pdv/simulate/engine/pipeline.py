@@ -219,7 +219,7 @@ def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ..
     """
     order = orders(pipeline) if pipeline.order not in STALE or not several else _repeated(pipeline, several)
     begun = {one for stage in range(pipeline.stages) for one in pipeline.ahead(stage)} if not several else set()
-    final, last = pipeline.micro_batches - 1, pipeline.stages * pipeline.virtual - 1
+    final, last = pipeline.final, pipeline.stages * pipeline.virtual - 1
     places: dict[Pass, int] = {}
     steps: list[OrderedPass] = []
     done = [0] * len(order)
@@ -234,10 +234,7 @@ def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ..
                     break
                 if taken.part != "weights":  # nobody waits for those
                     places[taken if taken.part == "all" else taken._replace(part="all")] = len(steps)
-                own = (
-                    taken if taken.micro_batch <= final else taken._replace(micro_batch=taken.micro_batch % (final + 1))
-                )
-                way = way_of(own, final)
+                way = way_of(taken._replace(micro_batch=taken.micro_batch % pipeline.count), final)
                 steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
@@ -259,7 +256,7 @@ def _repeated(pipeline: Pipeline, several: int) -> tuple[tuple[Pass, ...], ...]:
 
 
 def way_of(taken: Pass, final: int) -> int:
-    """As ``OrderedPass.way``; ``final``: the last micro-batch."""
+    """As ``OrderedPass.way``; ``final``: the number of the last pass backward."""
     if not taken.backward:
         return 0
     first, last = WAYS[taken.part]

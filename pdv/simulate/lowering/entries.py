@@ -164,6 +164,8 @@ class Entries:
         role: Role = "move"
         if base is not None and not base.node.needs_grad:
             role = "nothing"  # whole on every device: any slice of it is at hand
+        elif base is not None and transition.only_names and self._is_in_time(axis_name):
+            role = "nothing"
         elif base is not None:
             kept = self._several and before is base and backward and not base.regathers
             is_sum = transition.only_names and axis_name in self._data and backward
@@ -182,6 +184,10 @@ class Entries:
             regathers=role == "parameter" and backward and base is not None and base.regathers,
             dims=transition.joined_dims(attrs),
         )
+
+    def _is_in_time(self, axis: str) -> bool:
+        """Whether the ranks of an axis are one device's passes, behind one another."""
+        return self.problem.link(axis).size < self.problem.mesh.size(axis)
 
     def _add(self, key: Hashable, entry: Entry) -> Entry:
         self._known[key] = entry

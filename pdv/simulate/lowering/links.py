@@ -64,8 +64,9 @@ class Links:
     def of(cls, workload: Workload, stage: int, calibration: Calibration) -> Links:
         """Of one stage of the cluster."""
         mesh, cluster = workload.problem.mesh, workload.cluster
-        first = stage * mesh.num_devices
-        ranks = range(first, first + mesh.num_devices)
+        count, shape = workload.num_devices, tuple(axis.size for axis in workload.axes[stage])
+        first = stage * count
+        ranks = range(first, first + count)
         alike = len(cluster.classes) == 1  # then nobody need be asked one by one
         kinds = [cluster.class_of(first)] * len(ranks) if alike else [cluster.class_of(rank) for rank in ranks]
         numbers: dict[Device, int] = {}
@@ -73,8 +74,9 @@ class Links:
         classes = [known[kind] for kind in kinds]
         single = [at_reached_rate(axis, calibration) for axis in workload.axes[stage]]
         spans = [mesh.positions(name) for name in mesh.spans]
-        axes = tuple(joint_link(tuple(single[position] for position in span)) for span in spans)
-        placed = np.array(classes).reshape(mesh.shape)
+        several = [[at for at in span if shape[at] > 1] or span[:1] for span in spans]
+        axes = tuple(joint_link(tuple(single[position] for position in span)) for span in several)
+        placed = np.array(classes).reshape(shape)
         coupled = tuple(_couple(placed, span) for span in spans)
         loaded = [
             [_resources(workload, first, span, classes.index(found[0])) for found in sets]
@@ -84,6 +86,10 @@ class Links:
         counts = tuple(classes.count(number) for number in range(len(numbers)))
         hosted = workload.execution.recompute in HOSTED and workload.problem.train
         return cls(mesh, tuple(numbers), counts, axes, coupled, streams, sums, hosted)
+
+    def is_in_time(self, axis: int) -> bool:
+        """Whether ranks along an axis are one device's passes, behind one another, or some of them."""
+        return self.axes[axis].size < self.mesh.size(self.mesh.spans[axis])
 
     @cached_property
     def num_streams(self) -> int:
@@ -194,10 +200,10 @@ def _couple(
 
 def _resources(workload: Workload, first: int, span: tuple[int, ...], place: int) -> frozenset[str]:
     """Links that the group along some axes of a stage's device loads, with those that run beside it."""
-    mesh = workload.problem.mesh
-    ranks = np.arange(first, first + mesh.num_devices).reshape(mesh.shape)
-    at = np.unravel_index(place, mesh.shape)
-    group = ranks[tuple(slice(None) if axis in span else at[axis] for axis in range(len(mesh.axes)))].flatten()
+    shape = tuple(axis.size for axis in workload.axes[0])
+    ranks = np.arange(first, first + workload.num_devices).reshape(shape)
+    at = np.unravel_index(place, shape)
+    group = ranks[tuple(slice(None) if axis in span else at[axis] for axis in range(len(shape)))].flatten()
     return frozenset() if len(group) == 1 else frozenset(find_route(workload.cluster, group.tolist()).resources)
 
 

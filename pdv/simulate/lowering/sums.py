@@ -133,7 +133,7 @@ class Sums:
     @property
     def each_time(self) -> bool:
         """Whether each micro-batch's gradients are summed: who keeps a part of them cannot add up the whole."""
-        return self.execution.zero == 2 and self.execution.micro_batches > 1
+        return self.execution.zero == 2 and self.execution.passes > 1
 
     def sum_tasks(self, issue: int) -> list[Task]:
         """Sums of gradients that are waited for, in buckets."""
@@ -196,7 +196,7 @@ class Sums:
         for base in self.params:
             weight, held = base.type.dtype.itemsize, self._whole.get(base, self.nodes.of[base].bytes)
             kept = precision.gradient_bytes(weight)
-            if self.execution.micro_batches > 1 or kept != weight:
+            if self.execution.passes > 1 or kept != weight:
                 size += held / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
                 launches += not self.execution.fused
         if not size:
@@ -237,6 +237,7 @@ def barrier(links: Links) -> list[Task]:
     return [
         Task("wait", links.mesh.spans[axis], classes, 0, streams=streams)
         for axis, sets in enumerate(links.coupled)
+        if not links.is_in_time(axis)
         for place, classes in enumerate(sets)
         for streams in dict.fromkeys((links.streams[axis][place], links.sums[axis][place]))
     ]
