@@ -77,7 +77,7 @@ def _per_channel(t: Tape, vector: Any, call: Call) -> Any:
     return t.reshape(vector, (1, vector.shape[-1], *(1,) * (_rank(call) - 2)))
 
 
-# Sums over devices are taken step by step (pdv/emit/templates/operators.py): x - mean is kept, then squared.
+# Sums over devices are taken step by step (pdv/emit/templates/kernels/operators.py): x - mean is kept, then squared.
 _STEP_BY_STEP = Memory(
     keeps=lambda local: local.operand_bytes(),
     forward=lambda local: local.operand_bytes(),

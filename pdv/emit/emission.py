@@ -217,8 +217,13 @@ def module_texts(model: str) -> dict[str, str]:
     return {
         "model.py": model,
         "__init__.py": _INIT,
-        **{f"{name}.py": (_TEMPLATES / f"{name}.py").read_text(encoding="utf-8") for name in beside},
+        **{f"{name}.py": _template(f"{name}.py").read_text(encoding="utf-8") for name in beside},
     }
+
+
+def _template(name: str) -> Path:
+    """A module that packages have, whichever folder it is in here."""
+    return next(path for path in (_TEMPLATES / name, _TEMPLATES / "kernels" / name) if path.exists())
 
 
 def _give(array: Array) -> Array:

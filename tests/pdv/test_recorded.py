@@ -30,7 +30,7 @@ from tests.test_docs import ROOT
 if TYPE_CHECKING:
     from pdv.plan.package import Plan
 
-COPIED = {"__init__.py", *(path.name for path in Path(templates.__file__).parent.glob("[a-z]*.py"))}
+COPIED = {"__init__.py", *(path.name for path in Path(templates.__file__).parent.rglob("[a-z]*.py"))}
 """Files that are the same in every package that has them."""
 
 

@@ -20,7 +20,7 @@ _MODULE = """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
 
-_OPERATORS = Path(__file__).parent.with_name("templates") / "operators.py"
+_OPERATORS = Path(__file__).parent.with_name("templates") / "kernels" / "operators.py"
 HELPERS = tuple(re.findall(r"^def (\w+)", _OPERATORS.read_text(encoding="utf-8"), re.MULTILINE))
 """Functions of ``operators.py`` that expressions may call."""
 PARALLEL = tuple(op.name for op in OPS if op.emit)

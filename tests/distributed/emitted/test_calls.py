@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy, linear
 
-from pdv.emit.templates.operators import overwrite
+from pdv.emit.templates.kernels.operators import overwrite
 from pdv.emit.templates.parallel import partition, reduce
 from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, local, make_mesh
 from tests.distributed.harness import run_ranks

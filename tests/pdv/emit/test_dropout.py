@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 import pdv
 from ir.errors import UsageError
 from pdv.emit.emission import shapes_in
-from pdv.emit.templates import operators
+from pdv.emit.templates.kernels import operators
 from pdv.plan.package import import_package
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from pdv.emit.templates.operators import batch_norm, channel_mean, fused_batch_norm, per_channel
+from pdv.emit.templates.kernels.operators import batch_norm, channel_mean, fused_batch_norm, per_channel
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 1), (4, 3, 1, 5), (1, 3, 5, 6), (4, 3, 5, 6), (4, 3, 2, 1, 1)])

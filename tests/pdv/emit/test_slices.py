@@ -166,9 +166,9 @@ class Mixed(nn.Module):
     [
         ("attention both ways", "positions depend on later ones"),
         ("a mask ahead", "positions depend on later ones"),
-        ("a convolution", "conv1d conv1d is not made slice by slice"),
-        ("turned round", "positions depend on later ones"),
-        ("summed from the right", "cumsum cumsum is not made slice by slice"),
+        ("a convolution", "conv1d is not made slice by slice"),
+        ("turned round", "flip is not made slice by slice"),
+        ("summed from the right", "flip is not made slice by slice"),
         ("a mean", "reduce_mean mean is not made slice by slice"),
         ("dropout", "dropout"),
     ],
