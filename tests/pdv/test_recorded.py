@@ -176,7 +176,7 @@ def test_a_plan_is_what_was_recorded(name: str, golden: Golden, tmp_path: Path) 
         check_format(name, json.loads((folder / "plan.json").read_text(encoding="utf-8")), golden)
 
 
-WHERE_READ = "float8", "gathers", "operators", "pipeline"
+WHERE_READ = "float8", "gathers", "operators", "pipeline", "slices"
 
 
 def test_what_every_package_holds_is_what_was_recorded(golden: Golden) -> None:
