@@ -1,4 +1,4 @@
-"""What a stage of a pipeline leaves for later: gradients of weights, or the end of a batch.
+"""What a stage of a pipeline leaves for later: gradients of weights, the end of a batch, or waiting for what it sent.
 
 Schedules without bubbles (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24) run backward in two passes. The first
 gives gradients of values, and leaves of every ``F.linear`` what it takes to work out the gradient of its weight; the
@@ -7,6 +7,12 @@ second does that. ``torch.distributed.pipelining`` asks for it by ``dw_builder``
 Or no step ends with an empty pipeline: 1F1B goes on from batch to batch, each of which reads one version of the weights
 in all its passes, the newest when it begins. The one before it is still under way then, so gradients are of weights one
 step old (PipeDream-2BW, Narayanan et al., ICML'21). Entry point: ``TwoBatches``.
+
+And 1F1B and GPipe on CPUs: gloo sends nothing before its receiver has asked for it, and
+``torch.distributed.pipelining`` asks when it waits, and waits for what it sends, so that neither of two stages computes
+while they talk. Here a stage asks for what it takes next before it begins a pass, and waits for what it sent when the
+step ends. NCCL takes what two ranks send each other in one order, so on GPUs the order is torch's. Entry point:
+``Turns``.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 Product = tuple[GradientEdge, Tensor, Tensor]
 """Where the gradient of a weight goes, what the weight was multiplied with, and the gradient of the result."""
 Shapes = Mapping[int, Sequence[Sequence[Tensor]]]
+AHEAD = 1
+"""Passes of each way whose values are asked for before it is their turn."""
 
 
 class LaterWeights(TorchFunctionMode):
@@ -96,6 +104,103 @@ class _Linear(torch.autograd.Function):
         return grad @ weight, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None, None, None
 
 
+class Flight:
+    """Micro-batches that a stage holds between their forward and their backward pass.
+
+    link: the stage as its neighbours see it.
+    """
+
+    def __init__(self, model: PipelinedModule, link: Any) -> None:
+        self._model, self._link = model, link
+        self._held: dict[object, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+
+    def forward(self, key: object, given: Given, number: int, received: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What a pass has for the stage behind."""
+        inputs = [x.requires_grad_(x.is_floating_point()) for x in received]
+        output = self._link.run(inputs, given.batches[number])
+        if self._link.place == len(self._model.chain) - 1:
+            self._held[key] = inputs, (given.loss_of(output, torch.tensor(number)),)
+            return ()
+        self._held[key] = inputs, output
+        return [x.detach() for x in output]
+
+    def backward(self, key: object, received: Sequence[Tensor], *, is_last: bool) -> Sequence[Tensor]:
+        """What a pass has for the stage before; ``received``: of what it gave, nothing where that is the loss."""
+        inputs, outputs = self._held.pop(key)
+        floats = [x for x in outputs if x.is_floating_point()]
+        grads: Sequence[Tensor | None] = received or [None] * len(floats)
+        pairs = [(x, grad) for x, grad in zip(floats, grads, strict=True) if x.requires_grad]
+
+        def run(last_backward: bool) -> None:
+            if pairs:
+                torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+
+        self._link.summing(run)(last_backward=is_last)
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs if x.requires_grad]
+
+
+class Pass(NamedTuple):
+    """Of a micro-batch through a stage."""
+
+    number: int
+    backward: bool = False
+
+
+class Turns:
+    """The stage of a model whose passes go in 1F1B's or GPipe's order. link: the stage as its neighbours see it."""
+
+    def __init__(self, model: PipelinedModule, link: Any) -> None:
+        self._flight, self._group = Flight(model, link), model.mesh.stage.group
+        place, last, count = link.place, len(model.chain) - 1, model.micro_batches
+        before, behind = (model.peer(model.place(at)) if 0 <= at <= last else None for at in (place - 1, place + 1))
+        self._sources, self._targets = (before, behind), (behind, before)  # of forward and backward passes
+        ways = [Pass(number) for number in range(count)], [Pass(number, backward=True) for number in range(count)]
+        self._passes = in_turns(*ways, last - place if model.order == "1f1b" else count)
+        self._asked: list[list[Pass]] = []  # before each pass
+        asked = [0, 0]
+        for turn in self._passes:
+            known = [turn.number + 1 + AHEAD if turn.backward == way else asked[way] or AHEAD for way in (0, 1)]
+            self._asked.append([one for way in (0, 1) for one in ways[way][asked[way] : known[way]]])
+            asked = known
+
+    def run(self, given: Given, like: Sequence[Sequence[Tensor]]) -> None:
+        """Forward and backward of every micro-batch; ``like``: without data, what the stage takes and what it gives."""
+        wanted = like[0], [x for x in like[1] if x.requires_grad]
+        coming: dict[Pass, tuple[list[Tensor], list[Any]]] = {}
+        sent: list[tuple[Any, Tensor]] = []  # held until it is
+        for turn, asked in zip(self._passes, self._asked, strict=True):
+            for one in asked:
+                coming[one] = self._ask(one, wanted[one.backward])
+            received, works = coming.pop(turn)
+            for work in works:
+                work.wait()
+            number = turn.number
+            if turn.backward:
+                found = self._flight.backward(number, received, is_last=number == len(given.batches) - 1)
+            else:
+                found = self._flight.forward(number, given, number, received)
+            target = self._targets[turn.backward]
+            sent = [one for one in sent if not one[0].is_completed()]
+            for x in () if target is None else found:
+                y = x.contiguous()
+                sent.append((dist.isend(y, target, self._group), y))
+        for work, _ in sent:
+            work.wait()
+
+    def _ask(self, turn: Pass, wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        """For what a pass takes, of a neighbour in the order in which it sends."""
+        source = self._sources[turn.backward]
+        buffers = [] if source is None else [torch.empty_like(x, device="cpu", requires_grad=False) for x in wanted]
+        return buffers, [dist.irecv(x, source, self._group) for x in buffers]
+
+
+def in_turns(forward: Sequence[Any], backward: Sequence[Any], ahead: int) -> list[Any]:
+    """Forward passes, so many ahead, then backward and forward in turns."""
+    ahead = min(ahead, len(forward))
+    turns = [turn for pair in zip(forward[ahead:], backward, strict=False) for turn in pair]
+    return [*forward[:ahead], *turns, *backward[len(forward) - ahead :]]
+
+
 class Turn(NamedTuple):
     """A micro-batch through a stage, of the one or the other of the two batches that are under way."""
 
@@ -110,7 +215,7 @@ class TwoBatches:
     def __init__(self, model: PipelinedModule, link: Any) -> None:
         self._model, self._link = model, link
         self._given: dict[int, Given] = {}  # batches under way
-        self._flight: dict[tuple[int, int], tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+        self._flight = Flight(model, link)
         self._neighbours, self._posted = Neighbours(model, link.place), False
         model.mesh.sums.turn = 0
         for parameter in model.parameters():
@@ -171,20 +276,10 @@ class TwoBatches:
 
     def _take(self, taken: Turn, received: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run a pass; what it has for a neighbour."""
-        place, given, last = (taken.batch, taken.number), self._given[taken.batch], self._neighbours.behind is None
-        if not taken.backward:
-            inputs = [x.requires_grad_(x.is_floating_point()) for x in received]
-            output = self._link.run(inputs, given.batches[taken.number])
-            outputs = (given.loss_of(output, torch.tensor(taken.number)),) if last else output
-            self._flight[place] = inputs, outputs
-            return [] if last else [x.detach() for x in outputs]
-        taken_in, outputs = self._flight.pop(place)
-        roots = [x for x in outputs if x.is_floating_point()]
-        pairs = zip(roots, [None] if last else received, strict=True)
-        ends, grads = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
-        is_last = taken.number == self._model.micro_batches - 1
-        self._link.summing(lambda last_backward: torch.autograd.backward(ends, grads))(last_backward=is_last)
-        return [torch.zeros_like(x) if x.grad is None else x.grad for x in taken_in if x.requires_grad]
+        key, count = (taken.batch, taken.number), self._model.micro_batches
+        if taken.backward:
+            return self._flight.backward(key, received, is_last=taken.number == count - 1)
+        return self._flight.forward(key, self._given[taken.batch], taken.number, received)
 
     def _post(self, given: Sequence[Tensor], after: Turn | None, like: Shapes, *, back: bool = False) -> None:
         """Send what a pass gave, and receive what the next takes; ``like``: by batch, as ``Neighbours`` has it."""

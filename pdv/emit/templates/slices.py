@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .accumulate import Given
-from .later import Neighbours
+from .later import Neighbours, in_turns
 from .parallel import Axis
 from .pipeline import PipelinedModule, Stage, _Link
 from .runtime import Mesh, Weights
@@ -221,6 +221,4 @@ def passes_in_slices(stage: int, stages: int, count: int, slices: int) -> list[T
     """Of a stage: forward in order, as many ahead as stages behind and later slices ask for, then in turns."""
     forward = [Turn(number, at) for number in range(count) for at in range(slices)]
     backward = [Turn(number, at, backward=True) for number in range(count) for at in reversed(range(slices))]
-    ahead = min(stages - 1 - stage + slices - 1, len(forward))
-    turns = [turn for pair in zip(forward[ahead:], backward, strict=False) for turn in pair]
-    return [*forward[:ahead], *turns, *backward[len(forward) - ahead :]]
+    return in_turns(forward, backward, stages - 1 - stage + slices - 1)
