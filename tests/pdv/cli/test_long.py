@@ -104,7 +104,7 @@ def test_without_a_plan_nothing_is_written(
     assert sorted(four.iterdir()) == before
 
 
-@pytest.mark.parametrize("where", ["pdv.compile.verify_equal", "pdv.emit.package.write_weights"])
+@pytest.mark.parametrize("where", ["pdv.plan.proofs.verify_equal", "pdv.emit.package.write_weights"])
 def test_an_interrupt_outside_of_the_search_ends_the_command(
     where: str, four: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
