@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
-from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.routing.arrangements import arranged
 from pdv.cluster.units import MEMORY
@@ -150,17 +149,15 @@ def search_meshes(
     bounds = [*(plan.lower_bound_s for plan in plans), *(error.bound_s for error in refused)]
     bound = min(bounds) if tried == len(problems) else 0.0
     complete = complete and tried == len(problems) and all(plan.complete for plan in plans)
-    budget = Budget(max(0.0, deadline - time.monotonic()), seed, sources=sources, watch=watch)
-    asked = {problem.mesh: problem for problem in problems}
-    best = _best(plans, step_s, asked, partial(search_mesh, strategy=strategy, budget=budget, needs=needs))
-    bound = min(bound, best.cost.seconds)
-    return replace(best, lower_bound_s=bound, states=states, meshes=tried, complete=complete)
+    rest = Budget(max(0.0, deadline - time.monotonic()), seed, sources=sources, watch=watch)
+    best = _best(plans, step_s, problems, partial(search_mesh, strategy=strategy, budget=rest, needs=needs))
+    return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=states, meshes=tried, complete=complete)
 
 
 def _best(
     plans: Sequence[BestPlan],
     step_s: Needs | None,
-    asked: Mapping[Mesh, Problem],
+    problems: Sequence[Problem],
     search: Callable[[Problem], BestPlan],
 ) -> BestPlan:
     """The cheapest plan, or of those that cost about the same the one whose step is shortest.
@@ -171,6 +168,7 @@ def _best(
     cheapest = sorted(plans, key=lambda plan: plan.cost.seconds)
     if step_s is None:
         return cheapest[0]
+    asked = {problem.mesh: problem for problem in problems}
     near = [plan for plan in cheapest[:TIMED] if plan.cost.seconds <= NEAR * cheapest[0].cost.seconds]
     for plan in near[:WHOLE]:
         problem = asked[plan.solution.problem.mesh]

@@ -10,11 +10,13 @@ from pdv.report.axes import run_text
 BINDINGS = {
     "accumulate": {"micro_batches": 8},
     "stage": {"stage": 0, "of": 8, "order": "interleaved", "ranks": 4},
+    "slice": {"slices": 4},
     "scale": {"format": "fp8"},
 }
 SAID = {
     "accumulate": "8 micro-batches",
     "stage": "4 stages (interleaved, 2 chunks each)",
+    "slice": "in 4 slices in time",
     "recompute": "recomputation",
     "offload-activations": "activations on the host",
     "round": "mixed precision",
