@@ -124,14 +124,14 @@ def search_meshes(
     """
     plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
-    complete = True
-    deadline, sources, told = time.monotonic() + budget_s, KnownSources(), Told(watch, len(problems))
+    complete, deadline = True, time.monotonic() + budget_s
+    sources, told = KnownSources(), Told(watch, len(problems))
     for number, problem in enumerate(problems):
         if plans and (time.monotonic() > deadline or watch.stopped()):
             break
         left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
-        most_s, on_best = left / min(waiting, 2), told.met(number)
-        budget = Budget(left / waiting, seed, on_best, most_s=most_s, sources=sources, watch=watch)
+        most_s = left / min(waiting, 2)
+        budget = Budget(left / waiting, seed, told.met(number), most_s=most_s, sources=sources, watch=watch)
         clock = budget.clock()
         try:
             found = search_mesh(problem, strategy, budget, needs)
@@ -145,13 +145,23 @@ def search_meshes(
         told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    tried, states = len(plans) + len(refused), sum(plan.states for plan in plans)
-    bounds = [*(plan.lower_bound_s for plan in plans), *(error.bound_s for error in refused)]
-    bound = min(bounds) if tried == len(problems) else 0.0
-    complete = complete and tried == len(problems) and all(plan.complete for plan in plans)
     rest = Budget(max(0.0, deadline - time.monotonic()), seed, sources=sources, watch=watch)
     best = _best(plans, step_s, problems, partial(search_mesh, strategy=strategy, budget=rest, needs=needs))
-    return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=states, meshes=tried, complete=complete)
+    return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
+
+
+def _over_all(
+    best: BestPlan, plans: Sequence[BestPlan], refused: Sequence[NoPlanFitsError], *, whole: bool, complete: bool
+) -> BestPlan:
+    """The best plan, with what is known over all meshes tried; ``whole`` if no other is left."""
+    bounds = [*(plan.lower_bound_s for plan in plans), *(error.bound_s for error in refused)]
+    return replace(
+        best,
+        lower_bound_s=min([*bounds, best.cost.seconds]) if whole else 0.0,
+        states=sum(plan.states for plan in plans),
+        meshes=len(bounds),
+        complete=whole and complete and all(plan.complete for plan in plans),
+    )
 
 
 def _best(
