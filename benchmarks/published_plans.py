@@ -208,6 +208,8 @@ def shrunk(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
     nodes = devices // each
     found = cluster | {"nodes": [node | {"count": nodes} | ({"devices": each} if each < whole else {})]}
     network = cluster.get("network")
+    if isinstance(network, dict) and "ports_per_node" in network:  # as many for each device as before
+        found["network"] = network = network | {"ports_per_node": max(1, network["ports_per_node"] * each // whole)}
     if isinstance(network, dict) and "switches" in network:  # of those that have all of their nodes
         full = [switch for switch in network["switches"] if nodes % switch["nodes"] == 0]
         found |= {"network": {name: value for name, value in network.items() if name != "switches"}}

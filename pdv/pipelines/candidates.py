@@ -296,13 +296,17 @@ class Space:
         found = tuple(count for count in self.counts if not why_not(order, stages, each, count, recomputes=False))
         return found or self.counts
 
-    def first_counts(self, stages: int) -> list[int]:
-        """The first guess; where insides are pinned also fewer, as rows may be too few for what they are to do."""
-        first = self.first_count(stages)
-        return [
-            first,
-            *(count for count in reversed(self.counts_of(stages)) if self.pins is not None and count < first),
-        ]
+    def first_counts(self, stages: int, mesh: Mesh) -> list[int]:
+        """First guesses: the fewest that keep a pipeline busy, and the fewest whose rows the slow axis can cut, too.
+
+        Where insides are pinned also fewer, as rows may be too few for what they are to do.
+        """
+        first, counts = self.first_count(stages), self.counts_of(stages)
+        ways = mesh.axes[0].size if mesh.axes else 1
+        cut = [count for count in counts if (self.batch // count) % ways == 0]
+        dealt = min(cut, key=lambda count: (count < first, abs(count - first)), default=first)
+        fewer = [count for count in reversed(counts) if self.pins is not None and count < first]
+        return list(dict.fromkeys([first, dealt, *fewer]))
 
     def first_count(self, stages: int) -> int:
         """Micro-batches to begin with: the fewest that fit if all is cut evenly and keep a pipeline busy."""

@@ -250,13 +250,11 @@ class Search:
         for stages in self.space.stages:
             meshes = self.space.meshes(stages)
             mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
-            counts = self.space.first_counts(stages)
-            each = (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts)
-            found = next(filter(None, each), None)
-            best_s = min((one.step_s for one in firsts), default=float("inf"))
+            found = self._first(stages, mesh)
+            best_s = min((one.step_s for one in firsts if one.fits), default=math.inf)
             if found is not None:
                 firsts.append(found)
-            worse = worse + 1 if found is None or found.step_s > WORSE * best_s else 0
+            worse = worse + 1 if best_s < math.inf and (found is None or found.step_s > WORSE * best_s) else 0
             if worse > 1 or self.late:
                 break
         for first in sorted(firsts, key=lambda one: one.needed_bytes):  # what hardly fits is mostly slow in the end
@@ -270,6 +268,12 @@ class Search:
             self._descend(starts[0], self._counts)
         self._mixings = self._mixed()
         self._take_turns()
+
+    def _first(self, stages: int, mesh: Mesh) -> Estimate | None:
+        """Of the first guesses of micro-batches the best."""
+        counts = self.space.first_counts(stages, mesh)
+        each = (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts)
+        return min(filter(None, each), key=lambda one: (not one.fits, one.step_s), default=None)
 
     def _take_turns(self) -> None:
         """The best candidates with several stages on each rank; what may fit after all rules none of them out."""

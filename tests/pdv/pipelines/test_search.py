@@ -287,3 +287,14 @@ def test_the_order_in_which_hosts_are_listed_does_not_matter(cost: str | None) -
     assert {slow_last.places, slow_first.places} == {(), (2, 3, 0, 1)}
     assert slow_last.seconds == pytest.approx(slow_first.seconds, rel=1e-6)
     assert slow_last.lower_bound_s == pytest.approx(slow_first.lower_bound_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(60, [10, 12]), (40, [8]), (36, [9]), (20, [10, 4])])
+def test_one_of_the_first_guesses_has_rows_for_each_device(rows: int, counts: list[int]) -> None:
+    """Two stages of five devices: rows that these cannot share are worked on by all, and the stages look slow."""
+    node = {"count": 10, "devices": 1, "device": "cpu-core", "link": "loopback-gloo"}
+    cluster = load_cluster({"name": "ten", "nodes": [node], "network": {"preset": "ethernet-10g"}})
+    model = graph(arch("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=64"), rows, DType.F32)
+    space = Space(plan_problems(model, cluster, mode="train", rules=())[0], cluster)
+    (mesh,) = space.meshes(2)
+    assert space.first_counts(2, mesh) == counts
