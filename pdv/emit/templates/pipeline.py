@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .gradients import local_piece
-from .later import LaterWeights, Turns, TwoBatches
+from .later import Ending, LaterWeights, Turns, TwoBatches
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
@@ -85,6 +85,7 @@ class PipelinedModule(ParallelModule):
         self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
+        self.ending = Ending()
         self._given: dict[int, Given] = {}
         self._num_hooks = self._count_hooks()
         self.scales = Scales(self) if mesh.stage.size > 1 else None
@@ -169,15 +170,17 @@ class PipelinedModule(ParallelModule):
         if self.order in ONE_STAGE_EACH and self.mesh.device.type == "cpu":
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
-            with self.no_sync():
-                turns.run(given, self.sent(given)[self.own[0] : self.own[0] + 2])
+            like = self.sent(given)[self.own[0] : self.own[0] + 2]
+            with self.no_sync(), self.ending:
+                turns.run(given, like)
             self.end_step()
             return
         self._given = {0: given}
         numbers = torch.arange(len(given.batches))
         first, last = 0 in self.own, len(self.chain) - 1 in self.own
-        with self.no_sync():
-            self._schedule(given).step(
+        schedule = self._schedule(given)
+        with self.no_sync(), self.ending:
+            schedule.step(
                 *([numbers] if first else []),
                 target=numbers if last else None,
                 number=numbers,

@@ -140,7 +140,7 @@ class SlicedModule(PipelinedModule):
             super().run_batches(given)
             return
         self._check(tuple(given.batches[0]), {})
-        with self._in_slices(), self.no_sync():
+        with self._in_slices(), self.no_sync(), self.ending:
             _Slices(self, given).run()
         self.end_step()
 

@@ -19,7 +19,7 @@ from pdv.problem import Pins
 from tests.distributed.harness import run_ranks
 from tests.pdv.emit.test_dropout import Deep
 from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
-from tests.pdv.pipelined import plan_pipeline
+from tests.pdv.pipelined import Blocks, plan_pipeline
 from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
@@ -187,3 +187,30 @@ def test_masks_of_dropout_are_of_stages_and_parts_and_drawn_again_in_backward(tm
     assert len(set().union(*drawn)) == 4
     assert all(other == losses[0] for other in losses)
     assert len(set(losses[0])) == STEPS
+
+
+def fail(folder: Path) -> list[str]:
+    """What a rank is told where a loss fails half-way through a step, and of the step behind that."""
+    model = import_package(folder).build(device="cpu")
+    x, told = torch.ones(4, 16), list[str]()
+
+    def loss_fn(_: Tensor, target: Tensor) -> tuple[Tensor, int]:
+        raise ArithmeticError(f"{len(target)} rows")
+
+    for _ in range(2):
+        try:
+            model.train_step(x, x, loss_fn)
+        except (ArithmeticError, RuntimeError) as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe", "interleaved", "2bw"])
+def test_no_step_follows_one_that_did_not_end(order: Any, tmp_path: Path) -> None:
+    plan = plan_pipeline(
+        Blocks(), (torch.ones(4, 16),), cluster(2),
+        stages=2, micro_batches=2, mesh={}, order=order, virtual=2 if order == "interleaved" else 1,
+    )  # fmt: skip
+    first, last = run_ranks(fail, 2, plan.save(tmp_path / "plan"))
+    assert last[0] == "2 rows"
+    assert all(told[1].startswith("step-not-ended") for told in (first, last))
