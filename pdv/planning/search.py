@@ -222,7 +222,13 @@ def _search(
 
 
 def cache_in(directory: str | os.PathLike[str] | Cache | None) -> Cache | None:
-    """A cache in a directory, which warns as Python does."""
+    """A cache in a directory, which warns as Python does.
+
+    Raises:
+        UsageError: if it is no path.
+    """
     if directory is None or isinstance(directory, Cache):
         return directory
+    if not isinstance(directory, str | os.PathLike):
+        raise UsageError(f"cache {directory!r} is no directory", "Allowed: a path, or None to keep no searches")
     return open_cache(Path(directory), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))

@@ -17,7 +17,8 @@ step ends. NCCL takes what two ranks send each other in one order, so on GPUs th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,29 +140,25 @@ class Flight:
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs if x.requires_grad]
 
 
-class Ending:
-    """Context of what a stage does with its neighbours: one that did not end is the last.
+@contextmanager
+def unbroken(model: PipelinedModule) -> Iterator[None]:
+    """Of what a stage does with its neighbours; where an error ends it half-way, the model runs no more.
 
     What was sent or asked for is under way still, and the next step would take it for its own.
-
-    Raises:
-        RuntimeError: if the one before did not end.
     """
+    try:
+        yield
+    except BaseException:
+        model.train_step = model.forward = model.drain = _refuse  # type: ignore[method-assign]
+        raise
 
-    def __init__(self) -> None:
-        self._is_open = False
 
-    def __enter__(self) -> None:
-        if self._is_open:
-            raise RuntimeError(
-                "step-not-ended: an error ended a step of this pipeline half-way, other stages wait for what it did "
-                "not send, so no step can follow. Let the error end the process, and go on from a checkpoint; what a "
-                "loss_fn may raise, such as for a batch to leave out, ask before train_step, on all ranks."
-            )
-        self._is_open = True
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._is_open = kind is not None
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(
+        "step-not-ended: an error ended a step of this pipeline half-way, other stages wait for what it did not send, "
+        "so no step can follow. Let the error end the process, and go on from a checkpoint; what a loss_fn may raise, "
+        "such as for a batch to leave out, ask before train_step, on all ranks."
+    )
 
 
 class Pass(NamedTuple):
@@ -284,7 +281,7 @@ class TwoBatches:
         like = {of: model.sent(given)[place : place + 2] for of, given in self._given.items()}
         passes = passes_of_step(place, stages, count, *(of if of in like else None for of in (1 - turn, turn)))
         following = Turn(turn, stages - 1 - place) if turn in like else None
-        with model.no_sync(), model.ending:
+        with model.no_sync(), unbroken(model):
             for taken, after in zip(passes, [*passes, following][1:], strict=True):
                 if not self._posted:
                     self._post((), taken, like)

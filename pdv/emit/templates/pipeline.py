@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .gradients import local_piece
-from .later import Ending, LaterWeights, Turns, TwoBatches
+from .later import LaterWeights, Turns, TwoBatches, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
@@ -85,7 +85,6 @@ class PipelinedModule(ParallelModule):
         self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
-        self.ending = Ending()
         self._given: dict[int, Given] = {}
         self._num_hooks = self._count_hooks()
         self.scales = Scales(self) if mesh.stage.size > 1 else None
@@ -171,7 +170,7 @@ class PipelinedModule(ParallelModule):
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
             like = self.sent(given)[self.own[0] : self.own[0] + 2]
-            with self.no_sync(), self.ending:
+            with self.no_sync(), unbroken(self):
                 turns.run(given, like)
             self.end_step()
             return
@@ -179,7 +178,7 @@ class PipelinedModule(ParallelModule):
         numbers = torch.arange(len(given.batches))
         first, last = 0 in self.own, len(self.chain) - 1 in self.own
         schedule = self._schedule(given)
-        with self.no_sync(), self.ending:
+        with self.no_sync(), unbroken(self):
             schedule.step(
                 *([numbers] if first else []),
                 target=numbers if last else None,

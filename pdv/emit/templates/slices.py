@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .accumulate import Given
-from .later import Neighbours, in_turns
+from .later import Neighbours, in_turns, unbroken
 from .parallel import Axis
 from .pipeline import PipelinedModule, Stage, _Link
 from .runtime import Mesh, Weights
@@ -140,7 +140,7 @@ class SlicedModule(PipelinedModule):
             super().run_batches(given)
             return
         self._check(tuple(given.batches[0]), {})
-        with self._in_slices(), self.no_sync(), self.ending:
+        with self._in_slices(), self.no_sync(), unbroken(self):
             _Slices(self, given).run()
         self.end_step()
 

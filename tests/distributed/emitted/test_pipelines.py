@@ -197,7 +197,7 @@ def fail(folder: Path) -> list[str]:
     def loss_fn(_: Tensor, target: Tensor) -> tuple[Tensor, int]:
         raise ArithmeticError(f"{len(target)} rows")
 
-    for _ in range(2):
+    for _ in range(4):  # 2bw's first step has nothing to go back with
         try:
             model.train_step(x, x, loss_fn)
         except (ArithmeticError, RuntimeError) as error:
@@ -213,4 +213,6 @@ def test_no_step_follows_one_that_did_not_end(order: Any, tmp_path: Path) -> Non
     )  # fmt: skip
     first, last = run_ranks(fail, 2, plan.save(tmp_path / "plan"))
     assert last[0] == "2 rows"
-    assert all(told[1].startswith("step-not-ended") for told in (first, last))
+    assert len(first) > 1
+    assert len(last) > 1
+    assert all(text.startswith("step-not-ended") for told in (first, last) for text in told[1:])

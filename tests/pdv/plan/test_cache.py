@@ -23,6 +23,7 @@ from pdv.own_key import own_key
 from pdv.plan import cache as module
 from pdv.plan.cache import Cache, open_cache, problem_key, with_cache
 from pdv.plan.derivation import to_steps
+from pdv.planning.search import cache_in
 from pdv.problem import Problem, Solution
 from pdv.problem.formats import FORMATS, Products
 from pdv.problem.precision import PRECISIONS
@@ -350,3 +351,8 @@ def test_the_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "home", homeless)
     assert (cache_folder({}), state_folder({})) == (None, None)
+
+
+def test_what_is_no_directory_is_no_cache() -> None:
+    with pytest.raises(UsageError, match="cache False is no directory"):
+        cache_in(False)  # type: ignore[arg-type]
