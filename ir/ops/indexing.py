@@ -26,7 +26,7 @@ def _ids_are_integers(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     Raises:
         ShapeError: if the ids are no integers.
     """
-    table, ids = dtypes
+    table, ids, *_ = dtypes
     if ids.is_floating or ids is DType.BOOL:
         raise ShapeError(f"ids are {ids.value}", "Integers", "Cast them, or swap the operands")
     return table
@@ -192,4 +192,53 @@ gather = _lookup(
     measured_as="index_select",
 )
 
-OPS = (embedding, padded_embedding, index_select, pick, gather)
+
+def _bag_numbers(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    """How many bags begin at each place or before it, less one; integers in every field."""
+    ids, offsets = operands
+    places = np.arange(ids.shape[1])
+    return np.stack([np.searchsorted(np.sort(starts), places, "right") - 1 for starts in offsets])
+
+
+bag_numbers = _lookup(
+    "bag_numbers",  # of ids in a line, in which bag each is; offsets are where bags begin
+    "v*, b* -> v",
+    linear=(),
+    saved=(),
+    differentiable=(),
+    result_dtype=lambda dtypes, attrs: _ids_are_integers((DType.I64, dtypes[1]), attrs),
+    evaluate=_bag_numbers,
+    emit="bag_numbers({0}, {1})",
+    fold=lambda ids, offsets: np.searchsorted(np.sort(offsets), np.arange(ids.size), "right") - 1,
+)
+
+
+def _segment_sum(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    """A product with truth values: whether a row is of a segment of this rank's block."""
+    values, numbers, _ = operands
+    segments = np.asarray(call.offset)[:, None, None] + np.arange(call.loops.extents["b"])
+    return t.einsum("nd,nb->bd", values, (np.asarray(numbers)[..., None] == segments).astype(np.int64))
+
+
+def _write_segment_sum(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    axes = writing.cutting(node, "b")
+    return call("segment_sum", *x, *([block_index(axes)] if axes else []))
+
+
+segment_sum = Operator(
+    "segment_sum",  # of rows, by the number of their segment; as many segments as the last operand has elements
+    "n* d, n*, b -> b d",  # rows stay whole: how many they are differs from step to step
+    "row",
+    linear=(frozenset({0}),),
+    flops=lambda loops: float(loops.extents["n"] * loops.extents["d"]),
+    backward_factor=1,
+    saved=(1,),
+    differentiable=(0,),
+    result_dtype=_ids_are_integers,
+    offset_loop="b",  # a shard of the segments leaves out rows of others
+    evaluate=_segment_sum,
+    emit=_write_segment_sum,
+    measured_as="embedding",
+)
+
+OPS = (embedding, padded_embedding, index_select, pick, gather, bag_numbers, segment_sum)

@@ -107,6 +107,8 @@ EXAMPLES = (
     Example("index_select", ((12, 2, 12), (24,)), {"dim": 1}, {1: DType.I64}),
     Example("pick", ((12, 2, 12), (12, 2)), {}, {1: DType.I64}),
     Example("gather", ((12, 2, 12), (12, 24, 12)), {"dim": 1}, {1: DType.I64}),
+    Example("bag_numbers", ((24,), (12,)), {}, {0: DType.I64, 1: DType.I64}),
+    Example("segment_sum", ((8, 12), (8,), (12,)), {}, {1: DType.I64, 2: DType.I64}),
     Example("top_k", ((12, 12, 3),), {"k": 2}),
     Example("opaque", ((12, 12, 3), (3,)), {**_CALLED, "loops": "... d*, d* -> ... d*", "sizes": (12, 12, 3)}),
     Example("opaque", ((12, 3), (3,)), {**_CALLED, "sizes": (12, 12)}),

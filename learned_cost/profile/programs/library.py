@@ -49,6 +49,17 @@ def _pick(x: Tensor, ids: Tensor) -> Tensor:
     return x.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
+def _bag_numbers(ids: Tensor, offsets: Tensor) -> Tensor:
+    places = torch.arange(ids.size(0), device=ids.device, dtype=offsets.dtype)
+    return torch.bucketize(places, offsets.sort().values, right=True) - 1
+
+
+def _segment_sum(values: Tensor, numbers: Tensor, like: Tensor) -> Tensor:
+    count = like.size(0)
+    numbers = numbers.masked_fill((numbers < 0) | (numbers >= count), count)
+    return values.new_zeros(count + 1, values.size(1)).index_add(0, numbers, values)[:count]
+
+
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(-1, *(1,) * (x.dim() - 2))
 
@@ -70,5 +81,6 @@ def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vector
 HELPERS: dict[str, Any] = {  # Any: modules and functions
     "torch": torch,
     "F": F,
-    **{f.__name__[1:]: f for f in (_top_k, _pick, _channel_mean, _channel_variance, _batch_norm)},
+    **{f.__name__[1:]: f for f in (_top_k, _pick, _bag_numbers, _segment_sum)},
+    **{f.__name__[1:]: f for f in (_channel_mean, _channel_variance, _batch_norm)},
 }

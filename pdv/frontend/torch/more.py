@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -281,28 +282,39 @@ def conv1d(
     return k.reshape(found, (*found.type.shape[:2], found.type.shape[3]))
 
 
+def _segments(k: Lowering, numbers: Node, like: Node, rows: Node) -> Node:
+    return k.apply("segment_sum", rows, numbers, like)
+
+
 def embedding_bag(
     k: Lowering, table: Node, ids: Node, offsets: Node, scale_by_frequency: bool = False, mode: int = 0,
     sparse: bool = False, weights: Node | None = None, include_last: bool = False, padding: int | None = None,
 ) -> Result:  # fmt: skip
-    """Sums (mode 0) or means (1) of equal bags of rows, without those of ``padding``; ids [bags x bag] in a line."""
-    starts = k.value(offsets)
-    bag = ids.type.shape[0] // offsets.type.shape[0]
-    if starts is None or not np.array_equal(starts, np.arange(0, ids.type.shape[0], bag)):
-        raise Unsupported("bags of different sizes")
-    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency:
-        raise Unsupported("bags that are weighted or reduced by maximum")
-    ids = k.reshape(ids, (starts.size, bag))
+    """Sums (mode 0) or means (1) of bags of rows, without those of ``padding``; ids [n] in a line, offsets [bags]."""
+    if mode not in (0, 1) or scale_by_frequency:
+        raise Unsupported("bags reduced by maximum, or gradients of rows divided by how often they were read")
+    starts, n = k.value(offsets), ids.type.shape[0]
+    bags = offsets.type.shape[0] - include_last
+    is_even = starts is not None and bags > 0 and np.array_equal(starts, np.arange(starts.size) * (n / bags))
+    if is_even:
+        ids = k.reshape(ids, (bags, n // bags))
+        total: Callable[[Node], Node] = partial(k.reduce, "reduce_sum", dims=(1,), keepdim=False)
+    else:
+        numbers, like = k.apply("bag_numbers", ids, offsets), k.slice(offsets, 0, 0, bags)
+        total = partial(_segments, k, numbers, like)
     rows = k.apply("embedding", table, ids)
-    if padding is None or padding < 0:
-        return k.reduce(("reduce_sum", "reduce_mean")[mode], rows, (1,), keepdim=False), None, None, None
-    counted = masks.compare_number(k, "!=", ids, padding)
-    kept = k.apply("where", k.reshape(counted, (starts.size, bag, 1)), rows, layers.fill(k, 0, (), rows.type.dtype))
-    total = k.reduce("reduce_sum", kept, (1,), keepdim=False)
+    if weights is not None:
+        rows = k.mul(*k.alike(rows, k.reshape(weights, (*ids.type.shape, 1))))
+    skipped = -1 if padding is None else padding
+    if mode == 1 and is_even and skipped < 0:
+        return k.reduce("reduce_mean", rows, (1,), keepdim=False), None, None, None
+    counted = k.reshape(masks.compare_number(k, "!=", ids, skipped), (*ids.type.shape, 1))
+    kept = rows if skipped < 0 else k.apply("where", counted, rows, layers.fill(k, 0, (), rows.type.dtype))
+    sums = total(kept)
     if mode == 1:
-        count = k.reduce("reduce_sum", k.cast(counted, rows.type.dtype), (1,), keepdim=True)
-        total = k.div(total, k.apply("clamp", count, minimum=1.0, maximum=math.inf))
-    return total, None, None, None
+        count = total(k.cast(counted, rows.type.dtype))
+        sums = k.div(sums, k.apply("clamp", count, minimum=1.0, maximum=math.inf))
+    return sums, None, None, None
 
 
 def _dtype(dtype: Any, x: Node) -> DType:  # Any: a torch type

@@ -35,6 +35,25 @@ def pick(x: Tensor, ids: Tensor, block: int = 0) -> Tensor:
     return x.gather(-1, ids.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1).masked_fill(outside, 0)
 
 
+def bag_numbers(ids: Tensor, offsets: Tensor) -> Tensor:
+    """In which bag each of the ids is; bags begin at ``offsets``: [n], [b] -> [n]."""
+    places = torch.arange(ids.size(0), device=ids.device, dtype=offsets.dtype)
+    return torch.bucketize(places, offsets.sort().values, right=True) - 1
+
+
+def segment_sum(values: Tensor, numbers: Tensor, like: Tensor, block: int = 0) -> Tensor:
+    """Sums of the rows of each segment of a block: [n, d], [n], as many segments as ``like``: [b/n] -> [b/n, d].
+
+    Rows of other segments go into one more, which is dropped.
+    """
+    count = like.size(0)
+    numbers = numbers - block * count
+    numbers = numbers.masked_fill((numbers < 0) | (numbers >= count), count)
+    wide = values.float() if values.dtype == torch.bfloat16 else values
+    sums = wide.new_zeros(count + 1, values.size(1)).index_add(0, numbers, wide)
+    return sums[:count].to(values.dtype)
+
+
 _drawn = [0]  # masks by this process: the same on all ranks that run the same stages
 
 
