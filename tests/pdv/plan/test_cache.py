@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ir.errors import NoPlanFitsError
+from ir.errors import NoPlanFitsError, UsageError
 from ir.mesh import Mesh
 from pdv.cluster.host import slowest_host
 from pdv.cost.compute import ComputeModel
