@@ -23,7 +23,7 @@ from pdv.passes.precision import with_dtype
 from pdv.prices import stage_axes
 from pdv.problem.precision import PRECISIONS
 from pdv.problem.workload import ONE_STAGE, Workload, emitted
-from pdv.report.loaded import Loaded, workload_of_plan
+from pdv.report.loaded import Loaded, check_size, workload_of_plan
 from pdv.simulate.result import Simulation
 from pdv.simulate.step import simulate
 
@@ -52,9 +52,7 @@ class Scene:
         Raises:
             UsageError: if the other one has more or fewer.
         """
-        devices = plan.problem.mesh.num_devices * plan.stages.count
-        if cluster is not None and cluster.num_devices != devices:
-            raise UsageError(f"{cluster.name} has {cluster.num_devices} devices, the plan is for {devices}")
+        check_size(plan, cluster)
         work = workload_of_plan(plan, cluster)
         return cls(plan, Priced(Configuration(), work, simulate(work), step_memory(work)))
 

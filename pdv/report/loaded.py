@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ir.cost_model import CostModel
-from ir.errors import PdvError, VerificationError
+from ir.errors import PdvError, UsageError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
@@ -63,6 +63,11 @@ class Loaded:
     def is_whole(self) -> bool:
         """Whether a step takes the batch and the model as a whole."""
         return runs_whole(self.stages, self.execution)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all stages."""
+        return self.stages.count * self.problem.mesh.num_devices
 
     @property
     def graph(self) -> Graph:
@@ -128,6 +133,22 @@ def load_document(document: Document, graph: Graph, compute: CostModel | None = 
     return Loaded(
         document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf(), stages, execution
     )
+
+
+def check_size(plan: Loaded, cluster: Cluster | None) -> None:
+    """Whether a plan may run on another cluster, if one is given.
+
+    Raises:
+        UsageError: if it has more or fewer devices than the plan's stages have together.
+    """
+    if cluster is not None and cluster.num_devices != plan.num_devices:
+        stages = f"{plan.stages.count} stages, each on " if plan.stages.count > 1 else ""
+        raise UsageError(
+            f"{cluster.name} has {cluster.num_devices} devices, the plan is for {plan.num_devices} "
+            f"({stages}{plan.problem.mesh})",
+            "A cluster of as many devices",
+            "Plan for this one with pdv optimize",
+        )
 
 
 def workload_of_plan(

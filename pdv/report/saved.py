@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ir.errors import UsageError
 from pdv.cluster import Cluster
 from pdv.guard import guarded
 from pdv.plan.package import read_document
@@ -89,17 +88,11 @@ def saved_workload(
         UsageError: as ``explain``, or if the other cluster has more or fewer devices.
         VerificationError: if the plan does not replay.
     """
-    from pdv.report.loaded import workload_of_plan
+    from pdv.report.loaded import check_size, workload_of_plan
 
     plan = saved_plan(directory, cost)
     try:
-        if cluster is not None and cluster.num_devices != plan.problem.mesh.num_devices:
-            own, axes = plan.problem.mesh.num_devices, plan.problem.mesh
-            raise UsageError(
-                f"{cluster.name} has {cluster.num_devices} devices, the plan is for {own} ({axes})",
-                "A cluster of as many devices",
-                "Plan for this one with pdv optimize",
-            )
+        check_size(plan, cluster)
         return workload_of_plan(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
     except (KeyError, TypeError) as error:
         raise damage_error(error) from error

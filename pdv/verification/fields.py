@@ -157,7 +157,7 @@ def _axes(plan: Loaded, cluster: Cluster, *, priced: bool) -> str:
     """How the axes differ from those that the cluster gives."""
     problem = plan.problem
     if plan.stages.count > 1:
-        if plan.stages.count * problem.mesh.num_devices != cluster.num_devices:
+        if plan.num_devices != cluster.num_devices:
             return (
                 f"mesh is {plan.stages.count} stages of {problem.mesh}, the cluster has {cluster.num_devices} devices"
             )
