@@ -101,6 +101,8 @@ class Emission:
             sliced = in_slices(pcg, mesh, 1 if at_once else running.moments)
             written, inside = sliced.graph, sliced.mesh
             stage_of = {sliced.places[node]: stage for node, stage in stage_of.items()}
+            # Stages pass slices on: outputs are put together where they leave, whichever stage makes them.
+            stage_of |= {node: running.stages - 1 for _, node in written.outputs} if stage_of else {}
         whole, named, made = lower(written, inside, sizes or ())
         graph, computed = (whole, {}) if train else fold(whole, named)
         assert train or running.stages == 1, "pipelines train"
