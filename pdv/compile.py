@@ -22,7 +22,7 @@ from pdv.plan.cache import Cache
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
-from pdv.plan.proofs import prove, run_document
+from pdv.plan.proofs import prove, proved_sizes, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.choices import Choice, check_host, read_choices, search_choices, with_activations
 from pdv.planning.model import read_model, state_document
@@ -188,6 +188,7 @@ def optimize(
     if warning := opaque_warning(document):
         warnings.warn(warning, OpaqueWarning, stacklevel=2)
     document["proof"] = _prove(found, document)
+    document["sizes"] = proved_sizes(document["sizes"], document["proof"])
     running = running_of(found.solution.problem, found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)
     drawn = page_facts(Step(workload, found.derived, found.cost, simulation, memory), document)

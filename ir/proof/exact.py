@@ -34,6 +34,7 @@ from ir.views import Base, add_up, places, sources_of
 
 MOST_ERROR = 1e-6  # of a proof worth its name; where the bound is larger, more trials make it smaller
 MOST_TRIALS = 5
+FULL_SIZE = "full size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def verify_equal(
             break
     checked = [entry for entry in found if entry is not None]
     assert len(checked) == len(pairs), "the whole programs have no values between layers to disagree about"
-    notes = [*dict.fromkeys(pair.small.note or "full size" for pair in pairs), *([short.note] if short.note else [])]
+    notes = [*dict.fromkeys(pair.small.note or FULL_SIZE for pair in pairs), *([short.note] if short.note else [])]
     most = max(checked, key=lambda entry: len(entry[1]))[1]
     return Proof(max(bound for bound, _ in checked), most, ", ".join(notes), time.perf_counter() - started)
 

@@ -20,8 +20,9 @@ from ir.evaluation.einsum import Data
 from ir.evaluation.modular import PrimeField
 from ir.graph import Graph
 from ir.mesh import Mesh
-from ir.proof.exact import Proof, verify_equal
+from ir.proof.exact import FULL_SIZE, Proof, verify_equal
 from ir.proof.smaller_mesh import MOST_RANKS
+from ir.scaling.scale import shared_constants
 from ir.tape import Known
 
 FEW_ELEMENTS = 1 << 20  # of all values on all ranks
@@ -62,6 +63,12 @@ def verify_in_time(source: Graph, sliced: Graph, mesh: Mesh, axis: str, *, gradi
         if elements > FEW_ELEMENTS or mesh.num_devices > MOST_RANKS:
             raise
         return prove(scale=False)
+
+
+def is_of_any_mask(proof: Proof, source: Graph, sliced: Graph) -> bool:
+    """Whether a proof looked at no constant's values: at small sizes, where those of both programs are symbols."""
+    has_constants = any(node.is_const and node.type.num_elements > 1 for node in (*source.nodes, *sliced.nodes))
+    return FULL_SIZE not in proof.scaled and (not has_constants or bool(shared_constants((source, sliced))))
 
 
 def _moves_in_time(axis: str) -> Mapping[str, tuple[Move, Move]]:

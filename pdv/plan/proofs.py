@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ir.graph import Graph
 from ir.proof.exact import Proof, verify_equal
-from ir.proof.in_time import verify_in_time
+from ir.proof.in_time import is_of_any_mask, verify_in_time
 from pdv.pcg.in_slices import in_slices
 from pdv.pcg.over_time import TIME
 from pdv.problem import Problem
@@ -14,6 +15,8 @@ from pdv.problem import Problem
 if TYPE_CHECKING:
     from pdv.check import Checked
     from pdv.plan.package import Plan
+
+AT_THIS_LENGTH = "slices in time are proved of a mask of this length"
 
 
 def run_document(plan: Plan) -> dict[str, Any]:
@@ -44,9 +47,20 @@ def prove(source: Graph, pcg: Graph, problem: Problem, moments: int) -> dict[str
     if moments == 1:
         return proof
     sliced = in_slices(pcg, problem.mesh, moments)
-    in_time = proof_document(verify_in_time(source, sliced.graph, sliced.mesh, TIME, gradients=problem.train))
-    said = f"in {moments} slices in time, each of which gets nothing of later ones, {in_time['statement']}"
-    return {**proof, "slices": {**in_time, "statement": said}}
+    found = verify_in_time(source, sliced.graph, sliced.mesh, TIME, gradients=problem.train)
+    said = f"in {moments} slices in time, each of which gets nothing of later ones, {proof_statement(found)}"
+    lengths = "any" if is_of_any_mask(found, source, sliced.graph) else "planned"
+    return {**proof, "slices": {**proof_document(found), "statement": said, "lengths": lengths}}
+
+
+def proved_sizes(sizes: Mapping[str, Mapping[str, Any]], proof: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same, all but rows fixed where masks at one length show that slices in time get nothing of later ones."""
+
+    def fixed(one: Mapping[str, Any]) -> str:
+        return str(one["fixed_by"]) or (AT_THIS_LENGTH if any(dim for _, dim in one["inputs"]) else "")
+
+    alone = proof.get("slices", {}).get("lengths") == "planned"
+    return {name: {**one, "fixed_by": fixed(one)} if alone else dict(one) for name, one in sizes.items()}
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pdv.emit.weights import Stored
 from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan.package import read_document
-from pdv.plan.proofs import checked_document, prove
+from pdv.plan.proofs import checked_document, prove, proved_sizes
 from pdv.plan.running import running_of
 from pdv.plan.seal import check_minor, damage_error, refusing
 from pdv.prices import priced_by
@@ -101,6 +101,7 @@ def _proof(plan: Loaded, source: Graph) -> dict[str, Any]:
     check_outputs(pcg, plan.shardings)
     proof = prove(source, pcg, problem, plan.execution.moments)
     _same(proof, plan.document.get("proof"), "proof")
+    _same(proved_sizes(plan.document["sizes"], proof), plan.document["sizes"], "sizes")
     return proof
 
 

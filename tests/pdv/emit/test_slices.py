@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn import functional as F  # noqa: N812
 
 import pdv
 from ir.errors import UsageError, VerificationError
 from pdv.memory import step_memory
 from pdv.plan.package import Plan
+from pdv.plan.proofs import AT_THIS_LENGTH
 from pdv.report.axes import strategy_text
 from pdv.report.loaded import load_plan, workload_of_plan
 from pdv.simulate.step import simulate
@@ -144,6 +146,10 @@ class Mixed(nn.Module):
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=past >= -1)
             case "a window":
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=(past >= 0) & (past < 3))
+            case "two and two":
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=at[:, None] // 2 >= at[None, :] // 2)
+            case "causal":
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
             case "a mask of products":
                 scores = (q @ k.transpose(-1, -2)).masked_fill(past < 0, float("-inf"))
                 return scores.softmax(-1) @ v
@@ -181,6 +187,26 @@ def test_what_sees_later_positions_is_refused(way: str, says: str) -> None:
 @pytest.mark.parametrize("way", ["a window", "a mask of products"])
 def test_masks_that_show_earlier_ones_alone_are_proved(way: str) -> None:
     assert made(Mixed(way)).document["proof"]["slices"]["error_bound"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("way", "fixed"), [("causal", ""), ("a window", AT_THIS_LENGTH), ("two and two", AT_THIS_LENGTH)]
+)
+def test_a_mask_of_one_length_fixes_it(way: str, fixed: str, tmp_path: Path) -> None:
+    """Four slices of 8 positions see no later ones where two and two see each other; four of 4 would."""
+    shapes = {"ids": {0: Dim("batch"), 1: Dim("length", max=32)}}
+    plan = made(Mixed(way), slices=4, dynamic_shapes=shapes)
+    assert plan.document["sizes"]["length"]["fixed_by"] == fixed
+    folder = plan.save(tmp_path / "mixed_pdv")
+    text = (folder / "model.py").read_text()
+    assert ('("b", 8)' if fixed else '("b", "length")') in text
+    verify(folder)
+
+    def opened(document: Document) -> None:
+        document["sizes"]["length"]["fixed_by"] = "" if fixed else "nothing"
+
+    with pytest.raises(VerificationError, match="sizes" if fixed else "model.py"):
+        verify(change_plan(folder, opened))
 
 
 def test_it_is_taken_where_it_is_asked_for() -> None:
