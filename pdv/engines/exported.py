@@ -49,7 +49,7 @@ def export(plan: Loaded, engine: Engine, file: str | None = None) -> Exported:
     mine = scene.own
     given, lost = nearest(plan, scene.rows)
     whole, more = _price_nearest(scene, given)
-    lost += [*more, *differences(mine, whole, plan.document["derivation"])]
+    lost += [*more, *differences(scene.in_one_piece, whole, plan.document["derivation"])]
     target = _target(plan, scene, whole)
     narrowed, unsaid = narrow(engine, whole.given, target)
     best = whole if narrowed == whole.given else _best(scene, engine, narrowed, target)

@@ -62,6 +62,12 @@ class Scene:
         return self.own.work
 
     @property
+    def in_one_piece(self) -> Priced:
+        """Its step with micro-batches that pass as a whole, on the axes that the plan names."""
+        plan = replace(self.plan, execution=replace(self.plan.execution, moments=1))
+        return self.own if self.plan.execution.moments == 1 else Scene.of_plan(plan, self.work.cluster).own
+
+    @property
     def rows(self) -> int:
         """Of one micro-batch, over all devices of a stage."""
         inputs = [node.type.shape for node in self.plan.source.graph.inputs if node.type.rank]

@@ -143,8 +143,12 @@ class Pinned:
             what = f"{problem.graph.name} cannot pass in {count} slices of time: {error.what}"
             raise UsageError(what, error.allowed, "Leave --slices out") from error
         except VerificationError as error:
-            what = f"{problem.graph.name} cannot pass in {count} slices of time: positions depend on later ones"
-            allowed = "Models whose outputs at a position are made of positions up to it, such as by causal attention"
+            why = "positions depend on later ones, as far as is known"
+            what = f"{problem.graph.name} cannot pass in {count} slices of time: {why}"
+            allowed = (
+                "Models whose outputs at a position are made of positions up to it, which is known of causal attention "
+                "and of what is -inf before a softmax; not of large negative numbers, or biases added to a mask"
+            )
             raise UsageError(what, allowed, "Leave --slices out") from error
 
     def _check_pieces(self, problem: Problem) -> None:

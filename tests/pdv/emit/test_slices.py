@@ -15,6 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import pdv
 from ir.errors import UsageError, VerificationError
+from pdv.engines.exported import export
+from pdv.engines.formats.known import ENGINES
 from pdv.memory import step_memory
 from pdv.plan.package import Plan
 from pdv.plan.proofs import AT_THIS_LENGTH
@@ -90,6 +92,12 @@ def test_a_pipeline_fills_in_a_slice(tmp_path: Path) -> None:
         one.by_kind["weights"] for one in step_memory(whole).stages
     ]
     assert trace(ours, held)["traceEvents"]
+
+
+def test_what_an_engine_does_not_do_of_them(package: Path) -> None:
+    """Slices are told of once, and not as an axis of the mesh."""
+    lost = [one["what"] for one in export(load_plan(package), ENGINES["megatron"]).document["lost"]]
+    assert [what for what in lost if "time" in what] == [f"{SLICES} slices in time"]
 
 
 def made(model: nn.Module, inputs: tuple[Tensor, ...] | None = None, **given: Any) -> Plan:
