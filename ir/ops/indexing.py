@@ -193,11 +193,15 @@ gather = _lookup(
 )
 
 
+def _bags(starts: Any, count: int) -> Any:
+    """How many bags begin at each of so many places or before it, less one."""
+    return np.searchsorted(np.sort(starts), np.arange(count), "right") - 1
+
+
 def _bag_numbers(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    """How many bags begin at each place or before it, less one; integers in every field."""
+    """On each rank; integers in every field."""
     ids, offsets = operands
-    places = np.arange(ids.shape[1])
-    return np.stack([np.searchsorted(np.sort(starts), places, "right") - 1 for starts in offsets])
+    return np.stack([_bags(starts, ids.shape[1]) for starts in offsets])
 
 
 bag_numbers = _lookup(
@@ -209,7 +213,7 @@ bag_numbers = _lookup(
     result_dtype=lambda dtypes, attrs: _ids_are_integers((DType.I64, dtypes[1]), attrs),
     evaluate=_bag_numbers,
     emit="bag_numbers({0}, {1})",
-    fold=lambda ids, offsets: np.searchsorted(np.sort(offsets), np.arange(ids.size), "right") - 1,
+    fold=lambda ids, offsets: _bags(offsets, ids.size),
 )
 
 

@@ -297,16 +297,17 @@ class Space:
         return found or self.counts
 
     def first_counts(self, stages: int, mesh: Mesh) -> list[int]:
-        """First guesses: the fewest that keep a pipeline busy, and the fewest whose rows the slow axis can cut, too.
-
-        Where insides are pinned also fewer, as rows may be too few for what they are to do.
-        """
-        first, counts = self.first_count(stages), self.counts_of(stages)
-        ways = mesh.axes[0].size if mesh.axes else 1
-        cut = [count for count in counts if (self.batch // count) % ways == 0]
+        """First guesses: the fewest that keep a pipeline busy, and the fewest whose rows the slow axis can cut, too."""
+        first, ways = self.first_count(stages), mesh.axes[0].size if mesh.axes else 1
+        cut = [count for count in self.counts_of(stages) if (self.batch // count) % ways == 0]
         dealt = min(cut, key=lambda count: (count < first, abs(count - first)), default=first)
-        fewer = [count for count in reversed(counts) if self.pins is not None and count < first]
-        return list(dict.fromkeys([first, dealt, *fewer]))
+        return list(dict.fromkeys([first, dealt]))
+
+    def fewer_counts(self, stages: int) -> list[int]:
+        """Fewer than the first guess where insides are pinned, as rows may be too few for what they are to do."""
+        if self.pins is None:
+            return []
+        return [count for count in reversed(self.counts_of(stages)) if count < self.first_count(stages)]
 
     def first_count(self, stages: int) -> int:
         """Micro-batches to begin with: the fewest that fit if all is cut evenly and keep a pipeline busy."""

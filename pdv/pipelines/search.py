@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ir.errors import NoPlanFitsError
@@ -270,10 +270,15 @@ class Search:
         self._take_turns()
 
     def _first(self, stages: int, mesh: Mesh) -> Estimate | None:
-        """Of the first guesses of micro-batches the best."""
-        counts = self.space.first_counts(stages, mesh)
-        each = (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts)
-        return min(filter(None, each), key=lambda one: (not one.fits, one.step_s), default=None)
+        """Of the first guesses of micro-batches the best; where none is a plan, the first of fewer that is."""
+
+        def estimates(counts: Sequence[int]) -> Iterator[Estimate]:
+            return filter(None, (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts))
+
+        found = min(
+            estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, one.step_s), default=None
+        )
+        return found or next(estimates(self.space.fewer_counts(stages)), None)
 
     def _take_turns(self) -> None:
         """The best candidates with several stages on each rank; what may fit after all rules none of them out."""
