@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .gradients import local_piece
 from .losses import LossFn, batch_terms, hand_out, own_rows
 from .parallel import Axis
+from .stored import local_piece
 from .training import check_ranks, cut
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .gradients import GradientSums, Leaf, Leaves, local, local_piece
+from .gradients import GradientSums, Leaf, Leaves, local
 from .parallel import (
     Axis,
     all_gather,
@@ -37,6 +37,7 @@ from .parallel import (
     scatter_single,
 )
 from .rounding import Rounding, note
+from .stored import local_piece
 
 LARGEST_BYTES = 256 << 20  # of a unit, gathered: what is larger is several
 

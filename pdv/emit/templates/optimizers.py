@@ -30,8 +30,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .gradients import GradientSums, Leaves, placed_as
+from .gradients import GradientSums, Leaves
 from .rounding import counted_lists, lend_data
+from .stored import placed_as
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,

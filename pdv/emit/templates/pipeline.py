@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .accumulate import Given, Scales
-from .gradients import local_piece
 from .later import LaterWeights, Turns, TwoBatches, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
+from .stored import local_piece
 
 ORDERS = {
     "gpipe": "ScheduleGPipe",

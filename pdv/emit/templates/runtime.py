@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .accumulate import Given, check_count, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
-from .gradients import GradientSums, Leaves, local, placed_as
+from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, check_rows, combine_rows, shard_batch, sum_gradients
 from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
-from .stored import Stored, Weights, join
+from .stored import Stored, Weights, join, placed_as
 from .training import (
     Batch,
     apply_to_all,

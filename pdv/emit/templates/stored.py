@@ -1,4 +1,7 @@
-"""Weights: read lazily, through views, and only the slice that this rank holds. Entry points: ``Weights``, ``join``."""
+"""Weights: read lazily, through views, and only the slice that this rank holds. Entry points: ``Weights``, ``join``.
+
+And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``join_flat``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from .parallel import Axis
 
@@ -285,3 +290,41 @@ def join(dim: int, *parts: Stored) -> Stored:
     dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
     names = " and ".join(part.name for part in parts)
     return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
+
+
+# ---- What is in the memory of a tensor ----
+
+
+def local_piece(x: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def placed_as(parameter: DTensor, piece: Tensor, mesh: DeviceMesh | None) -> DTensor:
+    """A tensor that is placed as a parameter is, and cut into as large pieces; as ``from_local``, ten times as fast."""
+    spec = getattr(parameter, "_spec", None)
+    if spec is None or piece.dtype != parameter.dtype:
+        return DTensor.from_local(piece, mesh, parameter.placements, run_check=False)
+    return DTensor(piece, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def join_flat(parts: list[Tensor], flats: list[Tensor]) -> Tensor:
+    """A copy of them, one behind another, on a CPU in one of ``flats`` that no tensor reads any more.
+
+    Fresh pages would cost it more than the copy; a GPU's allocator hands out the same memory by itself.
+    """
+    if parts[0].device.type != "cpu":
+        return torch.cat(parts)
+    like = sum(part.numel() for part in parts), parts[0].dtype
+    unread = [x for x in flats if _is_unread(x)]
+    flat = next((x for x in unread if (x.numel(), x.dtype) == like), None)
+    if flat is not None:
+        return torch.cat(parts, out=flat).view(-1)  # a view is seen to read it
+    flats[:] = [*(x for x in flats if all(x is not other for other in unread)), torch.cat(parts)]
+    return flats[-1].view(-1)
+
+
+def _is_unread(flat: Tensor) -> bool:
+    memory = flat.untyped_storage()
+    held = torch._C._storage_Use_Count(memory._cdata)  # noqa: SLF001
+    return held <= 2 and not flat.is_shared()  # type: ignore[no-untyped-call]  # by ``flat`` and by ``memory``

@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .gradients import Leaves, local_piece
+from .gradients import Leaves
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows, passes
 from .parallel import Axis
-from .stored import Held, Weights
+from .stored import Held, Weights, local_piece
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule

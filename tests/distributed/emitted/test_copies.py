@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pdv.emit.templates.gathers import gather, gather_together
-from pdv.emit.templates.gradients import local_piece
 from pdv.emit.templates.parallel import partition
 from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, local, make_mesh
+from pdv.emit.templates.stored import local_piece
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
