@@ -163,7 +163,7 @@ def _slice(run: BlockRun, start: int, stop: int) -> BlockRun:
 
 
 def _closed(reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: Sequence[Item]) -> tuple[Item, ...]:
-    """A stage's items with the steps without gradient that they and ``ends`` take, first, in the program's order."""
+    """A stage's items and the steps without gradient that they and ``ends`` take, in the program's order."""
     missing: set[Node] = set()
     made = {node for item in own for node in _steps(item)}
     stack = [*ends, *(operand for node in made for operand in reading.operands(node))]
@@ -172,8 +172,8 @@ def _closed(reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: 
         if node not in made and node not in missing and reading.is_own(node) and not node.needs_grad:
             missing.add(node)
             stack += reading.operands(node)
-    ahead = [node for item in items for node in _steps(item) if node in missing]
-    return (*ahead, *own)
+    place = {node: number for number, node in enumerate(node for item in items for node in _steps(item))}
+    return tuple(sorted((*missing, *own), key=lambda item: place[next(_steps(item))]))
 
 
 def _steps(item: Item) -> Iterator[Node]:
