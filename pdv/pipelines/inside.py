@@ -132,10 +132,12 @@ class Insides:
         """The inside of a short program, of the whole one."""
         graph = self.space.graph(candidate.micro_batches)
         assert graph is not None, "the short program has so many micro-batches, too"
-        plan = self.make_plan(lengthen([inside.plan.solution], [], graph, short.middle))
+        solution = lengthen([inside.plan.solution], [], graph, short.middle)
         profiles = inside.profiles.map(lambda own: own.map(short.stretch))
-        timing = inside.timing.map(short.stretch)
-        return Inside(plan, pieces(plan.solution.graph), profiles, timing, inside.num_bytes)
+        found = pieces(solution.graph)
+        if found.count != profiles[0].count:  # rewritten layers are joined to others: pieces stand for other ones
+            return replace(self.made(candidate, solution), num_bytes=inside.num_bytes)
+        return Inside(self.make_plan(solution), found, profiles, inside.timing.map(short.stretch), inside.num_bytes)
 
     def mixed(self, insides: Sequence[Inside], mixture: Mixture, short: Short) -> Inside:
         """Those of a short program, each for some pieces of the whole one."""

@@ -1,16 +1,16 @@
 """The outline of each stage of a pipeline: what it takes, its steps, and what it gives.
 
 Decides where the outline of the whole program is cut. A run of equal blocks that several stages share becomes a run in
-each, of the same class. A value without gradient (a mask, a slice of an input) is computed by each stage that reads it.
-Entry point: ``staged_outlines``.
+each, of the same class. A value without gradient (a mask, a slice of an input) is computed by each stage that reads it,
+unless it is drawn at random, and would be another one there. Entry point: ``staged_outlines``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ir.graph import Node
+from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.outline import BlockRun, Item, outline, over
@@ -108,7 +108,11 @@ def staged_outlines(
     last = max(stage_of.values())
     own = [_own_items(items, stage_of, stage) for stage in range(last + 1)]
     wanted = [returned if stage == last else () for stage in range(last + 1)]
-    parts = [_closed(reading, part, ends, items) for part, ends in zip(own, wanted, strict=True)]
+    random = _random(graph)
+    parts, drawn = list[tuple[Item, ...]](), set[Node]()  # the latter by the stages so far
+    for part, ends in zip(own, wanted, strict=True):
+        parts.append(_closed(reading, part, ends, items, drawn))
+        drawn |= random.intersection(node for item in parts[-1] for node in _steps(item))
     made = [{node for item in part for node in _steps(item)} for part in parts]
     reads = [_reads(reading, part) for part in parts]
     found = []
@@ -119,7 +123,9 @@ def staged_outlines(
         earlier = set[Node]().union(*made[:stage])
         assert all(node in earlier for node in received), f"stage {stage} reads what a later one computes"
         later = set(returned).union(*reads[stage + 1 :])
-        given = tuple(node for item in part for node in _steps(item) if node in later and node.needs_grad)
+        given = tuple(
+            node for item in part for node in _steps(item) if node in later and (node.needs_grad or node in random)
+        )
         found.append(StageOutline(inputs, received, part, returned if stage == last else given))
     return tuple(found)
 
@@ -162,18 +168,33 @@ def _slice(run: BlockRun, start: int, stop: int) -> BlockRun:
     )
 
 
-def _closed(reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: Sequence[Item]) -> tuple[Item, ...]:
-    """A stage's items with the steps without gradient that they and ``ends`` take, first, in the program's order."""
+def _random(graph: Graph) -> frozenset[Node]:
+    """Values without gradient that are drawn at random, or made of such."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if not node.needs_grad and (node.op.draws or not found.isdisjoint(node.operands)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _closed(
+    reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: Sequence[Item], given: Collection[Node]
+) -> tuple[Item, ...]:
+    """A stage's items and the steps without gradient that they and ``ends`` take, in the program's order.
+
+    given: values without gradient that earlier stages give.
+    """
     missing: set[Node] = set()
     made = {node for item in own for node in _steps(item)}
     stack = [*ends, *(operand for node in made for operand in reading.operands(node))]
     while stack:
         node = stack.pop()
-        if node not in made and node not in missing and reading.is_own(node) and not node.needs_grad:
+        known = node in made or node in missing or node in given
+        if not known and reading.is_own(node) and not node.needs_grad:
             missing.add(node)
             stack += reading.operands(node)
-    ahead = [node for item in items for node in _steps(item) if node in missing]
-    return (*ahead, *own)
+    place = {node: number for number, node in enumerate(node for item in items for node in _steps(item))}
+    return tuple(sorted((*missing, *own), key=lambda item: place[next(_steps(item))]))
 
 
 def _steps(item: Item) -> Iterator[Node]:
