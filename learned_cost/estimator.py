@@ -25,8 +25,8 @@ from learned_cost.devices.device import DeviceRecord
 from learned_cost.devices.host import CPU
 from learned_cost.evaluation.evaluate import Answer
 
-# Digits kept of a prediction: float32 sums differ in the last bits with the size of the batch that they are made in,
-# and equal questions should have equal answers whatever else is asked.
+# Digits kept of a prediction: sums in another order differ in the last bits (``forward.Arithmetic``),
+# and equal questions have equal answers whatever else is asked.
 DIGITS = 4
 UNKNOWN_DEVICE_STD = (
     0.25  # of log seconds, added for a device without a record (leave one device out, docs/cost-model.md)

@@ -39,11 +39,15 @@ WITHOUT_PHYSICS_LOG_S = -9.0  # 0.12 ms, the middle of what there is to learn fr
 
 
 class Arithmetic:
-    """What the model needs beyond the operators of Python, by NumPy in single precision."""
+    """What the model needs beyond the operators of Python, by NumPy in double precision.
+
+    Sums in single precision differ with the size of the batch that they are made in, and from machine to machine, by
+    enough to turn the last digit that is kept of a prediction.
+    """
 
     def array(self, values: NDArray[Any]) -> Array:
         """The values as an operand."""
-        return values
+        return values.astype(np.float64)
 
     def words(self, prefix: str, name: str, codes: Codes) -> Codes:
         """Codes of words as they are looked up; training leaves some out."""
@@ -65,7 +69,7 @@ class Arithmetic:
 
     def silu(self, x: Array) -> Array:
         """x / (1 + exp(-x))."""
-        return (x / (1.0 + np.exp(-np.clip(x, -80.0, 80.0)))).astype(np.float32, copy=False)
+        return x / (1.0 + np.exp(-np.clip(x, -80.0, 80.0)))
 
     def exp(self, x: Array) -> Array:
         """Of each element."""
@@ -77,7 +81,7 @@ class Arithmetic:
 
     def join(self, parts: Iterable[Array]) -> Array:
         """[n, a], [n, b], … -> [n, a + b + …]."""
-        return np.concatenate(list(parts), axis=1).astype(np.float32, copy=False)
+        return np.concatenate(list(parts), axis=1)
 
     def where(self, condition: NDArray[np.bool_], x: Array, y: Array | float) -> Array:
         """[n] of one or the other."""
@@ -96,22 +100,22 @@ class Arithmetic:
 
     def above(self, mean: Array, bound: Array) -> Array:
         """Never under the bound, and where well above it as it was."""
-        return bound + np.logaddexp(np.float32(0.0), BOUND_SHARPNESS * (mean - bound)) / BOUND_SHARPNESS
+        return bound + np.logaddexp(0.0, BOUND_SHARPNESS * (mean - bound)) / BOUND_SHARPNESS
 
     def sums(self, values: Array, place: Codes, count: int) -> Array:
         """[n, m] -> [count, m], by place."""
-        result = np.zeros((count, values.shape[1]), dtype=np.float32)
+        result = np.zeros((count, values.shape[1]))
         np.add.at(result, place, values)
         return result
 
     def means(self, values: Array, place: Codes, count: int) -> Array:
         """[n, m] -> [count, m], by place; 0 where there is none."""
         sizes = np.maximum(np.bincount(place, minlength=count), 1)[:, None]
-        return (self.sums(values, place, count) / sizes).astype(np.float32)
+        return self.sums(values, place, count) / sizes
 
     def most(self, values: Array, place: Codes, count: int) -> Array:
         """[n] -> [count], the largest by place, as a constant."""
-        top = np.full(count, -np.inf, dtype=np.float32)
+        top = np.full(count, -np.inf)
         np.maximum.at(top, place, values)
         return top
 

@@ -131,7 +131,7 @@ class Predictor:
         self.weights = weights
         self.model: Mapping[str, Any] = weights.description["model"]  # Any: JSON
         self.name, self.digest = weights.name, weights.digest
-        arrays = {name: np.asarray(array, dtype=np.float32) for name, array in weights.arrays.items()}
+        arrays = {name: np.asarray(array, dtype=np.float64) for name, array in weights.arrays.items()}
         self.correction = Correction.read(weights.arrays, weights.description.get("correction"))
         self._forward = Forward(arrays, self.model, Arithmetic())
 
