@@ -169,6 +169,7 @@ class Redistribution:
     bucket_bytes: float = 0.0
     copying: tuple[float, float] | None = None
     _routes: dict[tuple[TensorType, bool, bool], Routes] = field(default_factory=dict)
+    _alike: dict[tuple[int, bytes, bool, bool], Routes] = field(default_factory=dict)
     _known_moves: dict[tuple[tuple[str, str], float], tuple[float, float]] = field(default_factory=dict)
     _known_lines: dict[tuple[tuple[str, str], ...], tuple[list[AxisLink], Seconds]] = field(default_factory=dict)
 
@@ -182,8 +183,12 @@ class Redistribution:
         copied = copied and self.copying is not None
         key = (tensor, gradient, copied)
         if key not in self._routes:
-            states = state_graph(self.mesh, tensor.rank)
-            self._routes[key] = self._find(tensor, states, gradient=gradient, copied=copied)
+            held = self.held_bytes(tensor)  # all that chains depend on
+            alike = (tensor.rank, held.tobytes(), gradient, copied)
+            if alike not in self._alike:
+                states = state_graph(self.mesh, tensor.rank)
+                self._alike[alike] = self._find(held, states, gradient=gradient, copied=copied)
+            self._routes[key] = self._alike[alike]
         return self._routes[key]
 
     def held_bytes(self, tensor: TensorType) -> Seconds:
@@ -192,12 +197,11 @@ class Redistribution:
         divides = (np.array(tensor.shape, dtype=np.int64) % degrees == 0).all(axis=1)
         return np.where(divides, float(tensor.num_bytes) / np.maximum(degrees.prod(axis=1), 1), np.inf)
 
-    def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool, copied: bool) -> Routes:
+    def _find(self, held: Seconds, states: StateGraph, *, gradient: bool, copied: bool) -> Routes:
         """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
 
         Of equally cheap chains the one of fewer steps is kept, then the one through the first tail.
         """
-        held = self.held_bytes(tensor)
         divides = np.isfinite(held)
         usable = np.flatnonzero(divides[states.tails] & divides[states.heads])
         tails, heads = states.tails[usable], states.heads[usable]
@@ -224,7 +228,7 @@ class Redistribution:
             rows, columns = np.nonzero(better)
             seconds[rows, targets[columns]] = least[better]
             length[rows, targets[columns]] = steps
-            edge[rows, targets[columns]] = usable[_first(offers, least, first, rows, columns)]
+            edge[rows, targets[columns]] = usable[_first(offers, least, first)[better]]
         length = _count(length, edge, states.tails)
         staying = np.where(divides, 0.0, np.inf)
         seconds, edge, length = (
@@ -286,14 +290,11 @@ def _is_curved(link: AxisLink) -> bool:
     return link.curves is not None
 
 
-def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, columns: Indices) -> Indices:
-    """The first edge into each (row, column) that offers the least."""
-    width = np.diff(np.append(starts, offers.shape[1]))
-    found = np.full(len(rows), -1, dtype=np.int64)
-    for step in range(int(width.max())):
-        at = starts[columns] + np.minimum(step, width[columns] - 1)
-        hit = (found < 0) & (offers[rows, at] == least[rows, columns])
-        found[hit] = at[hit]
+def _first(offers: Seconds, least: Seconds, starts: Indices) -> Indices:
+    """[before, targets] the first edge into each target that offers the least; a target's edges begin at ``starts``."""
+    count = offers.shape[1]
+    every = np.repeat(least, np.diff(np.append(starts, count)), axis=1)
+    found: Indices = np.minimum.reduceat(np.where(offers == every, np.arange(count), count), starts, axis=1)
     return found
 
 

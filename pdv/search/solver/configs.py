@@ -99,9 +99,9 @@ class KnownConfigs:
     axes: dict[str, KnownConfigs] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, copying: tuple[float, float] | None = None) -> KnownConfigs:
-        """Nothing yet; ``copying``: as redistributions price it."""
-        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes, copying))
+    def of(cls, problem: Problem) -> KnownConfigs:
+        """Nothing yet."""
+        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes))
 
 
 class ConfigTable:
