@@ -7,8 +7,8 @@ equal questions equally as long as it lives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ir.dims import Loops
@@ -17,6 +17,7 @@ from ir.operator import Attrs, Operator
 from ir.types import TensorType
 
 Source = Literal["measured", "learned", "analytic"]
+Key = tuple[object, ...]
 SOURCES: tuple[Source, ...] = ("measured", "learned", "analytic")  # in order of trust (docs/architecture.md, Costs)
 
 
@@ -40,6 +41,12 @@ class Query(NamedTuple):
         """What a node is under ``loops``; in training, whatever takes a gradient gets one."""
         types = tuple(operand.type for operand in node.operands)
         return cls(node.op, loops, types, node.type, node.attrs, node.wanted if train and node.needs_grad else None)
+
+    @property
+    def key(self) -> Key:
+        """All that an answer depends on: dims follow from the operator, the operands and the attributes."""
+        op, loops, operands, result, attrs, wanted, number = self
+        return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,21 @@ class NodeEstimate(NamedTuple):
 
     forward: Estimate
     backward: Estimate = NOTHING
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a cost model ``says`` of queries, each asked once, those that are new together."""
+
+    says: Callable[[Sequence[Query]], Iterable[NodeEstimate]]
+    _known: dict[Key, NodeEstimate] = field(default_factory=dict, repr=False)
+
+    def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
+        """Estimates, one for each query."""
+        keys, known = [query.key for query in queries], self._known
+        new = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
+        known.update(zip(new, self.says(list(new.values())) if new else (), strict=True))
+        return [known[key] for key in keys]
 
 
 class CostModel(Protocol):

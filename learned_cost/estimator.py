@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query, Work
+from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Key, NodeEstimate, Query, Work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.data.measured import Measurements
@@ -31,7 +32,6 @@ DIGITS = 4
 UNKNOWN_DEVICE_STD = (
     0.25  # of log seconds, added for a device without a record (leave one device out, docs/cost-model.md)
 )
-Key = tuple[object, ...]
 Named = tuple[Key, Kernel]
 BEYOND_STD = 0.2  # of kernels that are larger than all measured ones: those of a family differ by as much in rate
 MOVED_STD = 0.3  # of measured collectives: two runs of gloo on one machine, all sizes, 2026-11-21
@@ -95,21 +95,21 @@ class KernelCosts:
     measured: Measurements | None = None
     correlation: float = 0.5
     facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
-    _nodes: dict[Key, NodeEstimate] = field(default_factory=dict, repr=False)
     _kernels: dict[Key, Estimate] = field(default_factory=dict, repr=False)
     _parts: dict[tuple[int, ...], KernelCosts] = field(default_factory=dict, repr=False)
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """Estimates, one for each query; what is new is predicted in one batch."""
-        known = self._nodes
-        keys = [_key(query) for query in queries]
-        new = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
-        if new:
-            described = [_describe(query) for query in new.values()]
-            self._price(dict(named for pair in described for part in pair for named in part))
-            for key, (forward, backward) in zip(new, described, strict=True):
-                known[key] = NodeEstimate(self._sum(forward), self._sum(backward))
-        return [known[key] for key in keys]
+        return self._answers.nodes(queries)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(self._ask)
+
+    def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
+        described = [_describe(query) for query in queries]
+        self._price(dict(named for pair in described for part in pair for named in part))
+        return [NodeEstimate(self._sum(forward), self._sum(backward)) for forward, backward in described]
 
     def optimizer(self, num_bytes: float) -> Estimate:
         """AdamW over one parameter, and what else it costs the host; on a GPU, which a host runs ahead of, analytic."""
@@ -212,12 +212,6 @@ def _learn(mean_s: float, std_log: float, *, known_device: bool) -> Estimate:
 
 def _mean(estimate: Estimate) -> float:
     return estimate.mean_s
-
-
-def _key(query: Query) -> Key:
-    """All that the kernels depend on: dims follow from the operator, the operands and the attributes."""
-    op, loops, operands, result, attrs, wanted, number = query
-    return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted, number
 
 
 def _describe(query: Query) -> tuple[list[Named], list[Named]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, Work, backward_work, forward_work
+from ir.cost_model import NOTHING, Answers, Estimate, NodeEstimate, Query, Work, backward_work, forward_work
 from ir.types import DType, TensorType
 from pdv.cluster import Cluster, Device
 
@@ -39,7 +40,7 @@ class ComputeModel:
 
     def on(self, devices: Collection[Device]) -> ComputeModel:
         """See ``CostModel``; any devices, for each is priced by its own numbers."""
-        return replace(self, devices=tuple(devices))
+        return self if tuple(devices) == self.devices else replace(self, devices=tuple(devices))
 
     def seconds(self, work: Work, dtype: DType) -> float:
         """Time of one piece of work in elements of ``dtype``."""
@@ -75,6 +76,13 @@ class ComputeModel:
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """By arithmetic and traffic alone."""
+        return self._answers.nodes(queries)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(self._ask)
+
+    def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         return [self._node(query) for query in queries]
 
     def _node(self, query: Query) -> NodeEstimate:

@@ -32,6 +32,7 @@ from pdv.pcg.states import Flags, Indices, MoveStep, Seconds, StateGraph, state_
 MANY_BYTES = 2.0**40
 # A chain of more steps has to be cheaper by more than sums of seconds are rounded.
 ROUNDING = 1e-12
+REST_ENTRIES = 1 << 19  # of a table over shardings before, after and named, which stays in cache
 
 
 class Chain(NamedTuple):
@@ -109,53 +110,51 @@ class Routes:
         forward_s = float(self.forward_s[before, after])
         return Chain(forward_s, float(self.seconds[before, after]) - forward_s, tuple(reversed(steps)))
 
-    def rest(self, before: int, names: Indices, wants: Indices, *, forward: bool = False) -> Seconds:
-        """[names, wants] seconds of the way from ``before`` to each want that are not on the way to the name.
+    def rest(self, befores: Indices, names: Indices, wants: Indices, *, forward: bool = False) -> Seconds:
+        """[befores, names, wants] seconds of the way from each to each want that are not on the way to the name.
 
         Names: [names], or [names, several] where several are named together.
         """
-        key = (before, forward, names.shape, names.tobytes(), wants.tobytes())
+        key = (befores.tobytes(), forward, names.shape, names.tobytes(), wants.tobytes())
         if key not in self._rests:
-            self._rests[key] = self._rest(before, names, wants, forward=forward)
+            each = max(1, REST_ENTRIES // max(1, len(names) * len(self.held)))
+            parts = [befores[start : start + each] for start in range(0, len(befores), each)]
+            found = np.concatenate([self._rest(part, names, wants, forward=forward) for part in parts])
+            found.setflags(write=False)
+            self._rests[key] = found
         return self._rests[key]
 
-    def _rest(self, before: int, names: Indices, wants: Indices, *, forward: bool) -> Seconds:
-        total = self.forward_s[before] if forward else self.seconds[before]
+    def _rest(self, befores: Indices, names: Indices, wants: Indices, *, forward: bool) -> Seconds:
+        total = (self.forward_s if forward else self.seconds)[befores]
+        length, behind = self.length[befores], self._behind[befores]
         several = names.reshape(len(names), 1 if names.ndim == 1 else names.shape[1])
-        above = np.asarray(self._tree(before)[1][several].any(axis=1))
-        reached = np.asarray((self.length[before, several] >= 0).all(axis=1))
-        rest = np.full((len(names), len(total)), np.inf)
-        rest[:, before] = 0.0
-        for level in self._levels(before):
-            tails = self.states.tails[self.edge[before, level]]
-            further = rest[:, tails] + (total[level] - total[tails])
-            rest[:, level] = np.where(above[:, level], 0.0, further)
-        found: Seconds = rest[:, wants]
+        at, rows = length[:, several], np.arange(len(befores))[:, None, None]
+        reached, on_way = (at >= 0).all(axis=2), np.broadcast_to(several, at.shape)
+        above = np.zeros((*length.shape, len(names)), dtype=bool)
+        for _ in range(int(at.max(initial=0)) + 1):
+            above[rows, on_way, np.arange(len(names))[:, None]] = True
+            on_way = behind[rows, on_way]
+        rest = np.full(above.shape, np.inf)
+        rest[np.arange(len(befores)), befores] = 0.0
+        for steps in range(1, int(length.max(initial=0)) + 1):
+            starts, level = np.nonzero(length == steps)
+            tails = behind[starts, level]
+            further = rest[starts, tails] + (total[starts, level] - total[starts, tails])[:, None]
+            rest[starts, level] = np.where(above[starts, level], 0.0, further)
+        found: Seconds = rest[:, wants].transpose(0, 2, 1)
         found[~reached] = np.inf
-        found.setflags(write=False)
+        return found
+
+    @cached_property
+    def _behind(self) -> Indices:
+        """[before, after] the vertex before the last step; after itself where there is none."""
+        found = np.broadcast_to(np.arange(len(self.held)), self.edge.shape).copy()
+        found[self.edge >= 0] = self.states.tails[self.edge[self.edge >= 0]]
         return found
 
     @cached_property
     def _rests(self) -> dict[tuple[Any, ...], Seconds]:  # Any: what ``rest`` was asked
         return {}
-
-    @cached_property
-    def _trees(self) -> dict[int, tuple[list[Indices], Flags]]:
-        return {}
-
-    def _levels(self, before: int) -> list[Indices]:
-        """Vertices reached from ``before`` in 1, 2, … steps."""
-        return self._tree(before)[0]
-
-    def _tree(self, before: int) -> tuple[list[Indices], Flags]:
-        if before not in self._trees:
-            length = self.length[before]
-            levels = [np.flatnonzero(length == steps) for steps in range(1, int(length.max()) + 1)]
-            above = np.eye(len(self.bytes), dtype=bool)
-            for level in levels:
-                above[level] |= above[self.states.tails[self.edge[before, level]]]
-            self._trees[before] = levels, above
-        return self._trees[before]
 
 
 @dataclass
@@ -170,6 +169,7 @@ class Redistribution:
     bucket_bytes: float = 0.0
     copying: tuple[float, float] | None = None
     _routes: dict[tuple[TensorType, bool, bool], Routes] = field(default_factory=dict)
+    _alike: dict[tuple[int, bytes, bool, bool], Routes] = field(default_factory=dict)
     _known_moves: dict[tuple[tuple[str, str], float], tuple[float, float]] = field(default_factory=dict)
     _known_lines: dict[tuple[tuple[str, str], ...], tuple[list[AxisLink], Seconds]] = field(default_factory=dict)
 
@@ -183,24 +183,26 @@ class Redistribution:
         copied = copied and self.copying is not None
         key = (tensor, gradient, copied)
         if key not in self._routes:
-            states = state_graph(self.mesh, tensor.rank)
-            self._routes[key] = self._find(tensor, states, gradient=gradient, copied=copied)
+            held = self.held_bytes(tensor)  # all that chains depend on
+            alike = (tensor.rank, held.tobytes(), gradient, copied)
+            if alike not in self._alike:
+                states = state_graph(self.mesh, tensor.rank)
+                self._alike[alike] = self._find(held, states, gradient=gradient, copied=copied)
+            self._routes[key] = self._alike[alike]
         return self._routes[key]
 
-    def held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
-        """Of one device's piece; infinite where the cut is not even."""
-        states = state_graph(self.mesh, tensor.rank)
-        degrees = states.degrees[states.index[sharding]]
-        even = all(size % degree == 0 for size, degree in zip(tensor.shape, degrees.tolist(), strict=True))
-        return float(tensor.num_bytes) / max(int(degrees.prod()), 1) if even else np.inf
+    def held_bytes(self, tensor: TensorType) -> Seconds:
+        """[states] of one device's piece; infinite where the cut is not even."""
+        degrees = state_graph(self.mesh, tensor.rank).degrees
+        divides = (np.array(tensor.shape, dtype=np.int64) % degrees == 0).all(axis=1)
+        return np.where(divides, float(tensor.num_bytes) / np.maximum(degrees.prod(axis=1), 1), np.inf)
 
-    def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool, copied: bool) -> Routes:
+    def _find(self, held: Seconds, states: StateGraph, *, gradient: bool, copied: bool) -> Routes:
         """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
 
         Of equally cheap chains the one of fewer steps is kept, then the one through the first tail.
         """
-        divides = (np.array(tensor.shape, dtype=np.int64) % states.degrees == 0).all(axis=1)
-        held = np.where(divides, float(tensor.num_bytes) / np.maximum(states.degrees.prod(axis=1), 1), np.inf)
+        divides = np.isfinite(held)
         usable = np.flatnonzero(divides[states.tails] & divides[states.heads])
         tails, heads = states.tails[usable], states.heads[usable]
         forward, backward = self._edge_seconds(states, usable, held)
@@ -226,7 +228,7 @@ class Redistribution:
             rows, columns = np.nonzero(better)
             seconds[rows, targets[columns]] = least[better]
             length[rows, targets[columns]] = steps
-            edge[rows, targets[columns]] = usable[_first(offers, least, first, rows, columns)]
+            edge[rows, targets[columns]] = usable[_first(offers, least, first)[better]]
         length = _count(length, edge, states.tails)
         staying = np.where(divides, 0.0, np.inf)
         seconds, edge, length = (
@@ -288,14 +290,11 @@ def _is_curved(link: AxisLink) -> bool:
     return link.curves is not None
 
 
-def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, columns: Indices) -> Indices:
-    """The first edge into each (row, column) that offers the least."""
-    width = np.diff(np.append(starts, offers.shape[1]))
-    found = np.full(len(rows), -1, dtype=np.int64)
-    for step in range(int(width.max())):
-        at = starts[columns] + np.minimum(step, width[columns] - 1)
-        hit = (found < 0) & (offers[rows, at] == least[rows, columns])
-        found[hit] = at[hit]
+def _first(offers: Seconds, least: Seconds, starts: Indices) -> Indices:
+    """[before, targets] the first edge into each target that offers the least; a target's edges begin at ``starts``."""
+    count = offers.shape[1]
+    every = np.repeat(least, np.diff(np.append(starts, count)), axis=1)
+    found: Indices = np.minimum.reduceat(np.where(offers == every, np.arange(count), count), starts, axis=1)
     return found
 
 

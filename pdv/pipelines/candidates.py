@@ -29,6 +29,7 @@ from pdv.problem.problem import allow_none
 from pdv.problem.workload import ON_HOST, RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
+from pdv.simulate.lowering.in_step import InStep
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
 MESHES = 3  # of a stage that are looked at
@@ -223,6 +224,14 @@ class Space:
     def compute_of(self, devices: tuple[Device, ...]) -> CostModel:
         """What prices the slowest of some devices."""
         return self.problem.compute.on(devices)
+
+    def in_step(self, device: Device) -> InStep:
+        """What prices kernels of a device as they run within a step."""
+        return self._in_step.setdefault(device, InStep(self.compute_of((device,)), device))
+
+    @cached_property
+    def _in_step(self) -> dict[Device, InStep]:
+        return {}
 
     # ---- What bounds a candidate ----
 

@@ -24,6 +24,7 @@ from ir.cost_model import backward_work
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.pcg.calls import issued
+from pdv.pcg.redistribute import Redistribution
 from pdv.pipelines.bounding.even import EvenPieces, HeldBlocks, even_pieces
 from pdv.pipelines.bounding.floors import Floor, Floors
 from pdv.pipelines.bounding.least import LeastInside, reached_links
@@ -98,6 +99,7 @@ class Bounds:
     _alike: dict[int, bool] = field(default_factory=dict)
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
     _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
+    _moves: dict[tuple[object, ...], Redistribution] = field(default_factory=dict)
     _pieces: dict[tuple[tuple[int, ...], int], EvenPieces] = field(default_factory=dict)
     _held: dict[int, HeldBlocks] = field(default_factory=dict)
 
@@ -366,13 +368,13 @@ class Bounds:
         )
         device = self.floors.slowest
         loss_s = float(min(self.floors.losses_s(candidate.micro_batches, candidate.mesh)))
-        compute = self.space.compute_of((device,))
-        key = candidate.mesh, candidate.inside, problem.once, problem.several, problem.adding_s, problem.resting
+        links = candidate.mesh, reached_links(candidate.inside)
+        key = (*links, problem.once, problem.several, problem.adding_s, problem.resting)
         if key not in self._known:
-            bounded = replace(problem, axes=reached_links(candidate.inside))
-            self._known[key] = KnownConfigs.of(bounded, copying_s(device, CALIBRATION))
-        known = self._known[key]
-        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
+            moves = Redistribution(*links, problem.bucket_bytes, copying_s(device, CALIBRATION))
+            self._known[key] = KnownConfigs(self._moves.setdefault(links, moves))
+        compute, known = self.space.in_step(device), self._known[key]
+        return LeastInside(problem, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
 
 
 def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

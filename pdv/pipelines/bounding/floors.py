@@ -35,7 +35,6 @@ from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.lowering.entries import Entries
-from pdv.simulate.lowering.in_step import InStep
 from pdv.simulate.lowering.price import DevicePrices
 
 Sizes = tuple[int, ...]
@@ -238,8 +237,7 @@ class Floors:
                     extents = dict(zip(node.loops.extents, shape, strict=True))
                     queries.append(Query.of(node, replace(node.loops, extents=extents), train=True))
         products = self.space.problem.products
-        models = [InStep(self.space.compute_of((device,)), device) for device in self.devices]
-        prices = [estimate_nodes(model, queries, products) for model in models]
+        prices = [estimate_nodes(self.space.in_step(device), queries, products) for device in self.devices]
         for (known, shape), *each in zip(new, *prices, strict=True):
             known[shape] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from ir.cost_model import CostModel
 from ir.proof.repeats import Repeat
-from pdv.cluster import Device
 from pdv.cost.comm import AxisLink
 from pdv.pipelines.bounding.even import spans
 from pdv.pipelines.bounding.floors import Rewrites
@@ -25,7 +24,6 @@ from pdv.search.solver.configs import KnownConfigs
 from pdv.search.solver.tables import TooWideError
 from pdv.search.variants.variants import SourceBlocks, Variant
 from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.lowering.in_step import InStep
 from pdv.simulate.lowering.links import at_reached_rate
 
 LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
@@ -37,7 +35,7 @@ class LeastInside:
 
     Attributes:
         problem: of one micro-batch on a stage's mesh; its limits of memory do not count.
-        device, compute: what runs it, and prices that.
+        compute: what prices kernels as they run within a step.
         axes: the links of the mesh's axes, as they are.
         loss_s: of the loss of one micro-batch on one device, at least.
         source: the program's blocks, long enough for the problem's rules.
@@ -46,7 +44,6 @@ class LeastInside:
     """
 
     problem: Problem
-    device: Device
     compute: CostModel
     axes: Sequence[AxisLink]
     loss_s: float
@@ -88,7 +85,7 @@ class LeastInside:
         problem = replace(
             self.problem,
             axes=reached_links(self.axes),
-            compute=InStep(self.compute, self.device),
+            compute=self.compute,
             rules=(),
             memory_limit=float("inf"),
             hides=True,

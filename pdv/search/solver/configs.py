@@ -6,24 +6,25 @@ variables of their own (``tied``); what is whole on every device (inputs, consta
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ir.graph import Node
 from ir.mesh import JOINT, Axis
 from ir.operator import Split
 from ir.ops.parallel import transition_of
-from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
+from ir.sharding import Invariant, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
-from ir.verify import divides, split_degrees
 from pdv.pcg.plan_cost import copied_bytes, local_costs, surely_kept
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
+from pdv.pcg.states import Seconds
 from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
 from pdv.search.solver.tables import Factor
+from pdv.search.solver.ways import ways_of
 
 
 class Use(NamedTuple):
@@ -92,15 +93,15 @@ class KnownConfigs:
     uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = field(default_factory=dict)
     at_rest: dict[Node | TensorType, list[AtRest]] = field(default_factory=dict)
     resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
-    pieces: dict[tuple[TensorType, Sharding], float] = field(default_factory=dict)
+    pieces: dict[TensorType, Seconds] = field(default_factory=dict)
     storages: dict[Node, list[Storage]] = field(default_factory=dict)
     param_routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
     axes: dict[str, KnownConfigs] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, copying: tuple[float, float] | None = None) -> KnownConfigs:
-        """Nothing yet; ``copying``: as redistributions price it."""
-        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes, copying))
+    def of(cls, problem: Problem) -> KnownConfigs:
+        """Nothing yet."""
+        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes))
 
 
 class ConfigTable:
@@ -165,59 +166,40 @@ class ConfigTable:
         return surely_kept(node) if self.problem.hides else node.op.saved
 
     def _enumerate(self, node: Node) -> Iterator[Config]:
-        mesh, pins = self.problem.mesh, self.problem.pins
-        splits = node.op.splits(node.loops)
+        mesh, pins, loops = self.problem.mesh, self.problem.pins, node.loops
+        splits, values = node.op.splits(loops), (*node.operands, node)
         options = [
             _that_differ(axis, [split for split in splits if pins.split(node, axis.name, split)]) for axis in mesh.axes
         ]
-        even = [chosen for chosen in itertools.product(*options) if divides(node.loops, chosen, mesh)]
+        ways = ways_of(tuple(map(tuple, options)), mesh, tuple(value.type.rank for value in values))
         # all that local work depends on; a cost model is asked about all of a node's at once
-        degrees = [tuple(sorted(split_degrees(chosen, mesh).items())) for chosen in even]
-        distinct = dict(zip(degrees, even, strict=True))
-        costs = local_costs(self.problem, [(node, chosen) for chosen in distinct.values()])
-        seconds = {cut: cost.seconds for cut, cost in zip(distinct, costs, strict=True)}
-        saves = self.problem.train and "out" in self._saved(node) and node.needs_grad
-        leaves = [(at, leaf, self.keeps(node, at)) for at, leaf in enumerate(node.operands) if leaf.is_leaf]
-        for chosen, cut in zip(even, degrees, strict=True):
-            config = self._config(node, chosen, seconds[cut], leaves, saves=saves)
-            if config is not None:
-                yield config
+        even = {
+            cut: chosen
+            for cut, chosen in ways.cuts.items()
+            if all(loops.extents[loop] % degree == 0 for loop, degree in cut)
+        }
+        costs = local_costs(self.problem, [(node, chosen) for chosen in even.values()])
+        seconds = {cut: cost.seconds for cut, cost in zip(even, costs, strict=True)}
+        *read, made = (self._held_bytes(value.type)[ways.vertices[at]] for at, value in enumerate(values))
+        working = sum(read, start=made)
+        leaves = [at for at, leaf in enumerate(node.operands) if leaf.is_leaf]  # none is a sum of terms
+        possible = np.isfinite(working) & ~ways.partial[leaves].any(axis=0)
+        saved = made if self.problem.train and "out" in self._saved(node) and node.needs_grad else np.zeros_like(made)
+        stored = [at for at in leaves if node.operands[at].needs_grad and node.operands[at] not in self._tied]
+        kept = [(at, node.operands[at], self.keeps(node, at)) for at in stored]
+        for number in np.flatnonzero(possible).tolist():
+            way = ways.ways[number]
+            if way.cut in seconds:
+                uses = tuple([(at, self._leaf(leaf, way.needs[at], keep=keep)) for at, leaf, keep in kept])
+                if all(each for _, each in uses):
+                    own_s, held = seconds[way.cut], float(saved[number])
+                    yield Config(way.splits, way.needs, way.result, own_s, held, uses, float(working[number]))
 
-    def _config(
-        self,
-        node: Node,
-        splits: tuple[Split, ...],
-        seconds: float,
-        leaves: Sequence[tuple[int, Node, bool]],
-        *,
-        saves: bool,
-    ) -> Config | None:
-        """``leaves``: those that the node reads, and whether it keeps them; ``saves``: whether its result."""
-        result = tuple([split.result for split in splits])
-        needs = tuple([tuple([split.operands[i] for split in splits]) for i in range(len(node.operands))])
-        if any(isinstance(state, Partial) for number, *_ in leaves for state in needs[number]):
-            return None  # no leaf is a sum of terms
-        first = working = self._held_bytes(node.type, result)
-        for operand, need in zip(node.operands, needs, strict=True):
-            working += self._held_bytes(operand.type, need)
-        if math.isinf(working):
-            return None
-        found = []
-        for number, leaf, keep in leaves:
-            if leaf.needs_grad and leaf not in self._tied:
-                uses = self._leaf(leaf, needs[number], keep=keep)
-                if not uses:
-                    return None
-                found.append((number, uses))
-        return Config(splits, needs, result, seconds, first if saves else 0.0, tuple(found), working)
-
-    def _held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
-        """Bytes of one device's piece; infinite where the cut is not even."""
-        key = tensor, sharding
-        held = self._all.pieces.get(key)
-        if held is None:
-            held = self._all.pieces[key] = self.moves.held_bytes(tensor, sharding)
-        return held
+    def _held_bytes(self, tensor: TensorType) -> Seconds:
+        """[states] bytes of one device's piece; infinite where the cut is not even."""
+        if tensor not in self._all.pieces:
+            self._all.pieces[tensor] = self.moves.held_bytes(tensor)
+        return self._all.pieces[tensor]
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""

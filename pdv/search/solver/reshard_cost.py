@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -70,13 +70,16 @@ class Moving:
             return []  # nothing makes it: the plan is impossible, whatever moves cost
         gradient = self.configs.problem.train and value.needs_grad
         routes = self.configs.moves.routes(value.type, gradient=gradient)
-        if self.configs.problem.hides and not value.op.kernel:
-            routes = replace(routes, held=routes.bytes * self._written(value, routes))
-        ways = {before: ReshardChains(routes, before) for before in dict.fromkeys(made)}
-        exits = {before: self._exits(value, before, leaves) for before in ways}
+        is_view = self.configs.problem.hides and not value.op.kernel
+        num_bytes = routes.bytes * self._written(value, routes) if is_view else routes.bytes
+        index = routes.states.index
+        starts = np.array([index[before] for before in dict.fromkeys(made)], dtype=np.int64)
+        row_of = {start: row for row, start in enumerate(starts.tolist())}
+        rows = np.array([row_of[index[before]] for before in made], dtype=np.int64)
+        exits = [self._exits(value, before, leaves) for before in dict.fromkeys(made)]
         kept_where_made = gradient and "out" in value.op.saved
         moved = _ValueMoves(
-            self, value, routes, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made
+            self, value, routes, num_bytes, source, starts, rows, tuple(readers), len(leaves), exits, kept_where_made
         )
         if len(readers) < 2:
             return moved.single()
@@ -108,18 +111,22 @@ class Moving:
 class _ValueMoves:
     """One value, its readers, and the ways from every sharding in which it may be made.
 
-    ``kept_where_made`` says that the value's own node holds it until backward, so that readers of that copy need not.
+    ``starts`` are the vertices of these, each once, and ``rows`` says which of them each configuration of the value's
+    node makes; ``exits``: by start, where it goes to leave the program, None if it cannot; ``num_bytes``: [vertices]
+    that a device holds for sure. ``kept_where_made`` says that the value's own node holds it until backward, so that
+    readers of that copy need not.
     """
 
     moving: Moving
     value: Node
     routes: Routes
+    num_bytes: Table
     source: Variable
-    made: tuple[Sharding, ...]
+    starts: Indices
+    rows: Indices
     readers: tuple[Reader, ...]
     leaves: int
-    ways: dict[Sharding, ReshardChains]
-    exits: dict[Sharding, list[Sharding] | None]
+    exits: list[list[Sharding] | None]
     kept_where_made: bool
 
     @property
@@ -133,54 +140,45 @@ class _ValueMoves:
         return sum(reader.keeps for reader in self.readers)
 
     @cached_property
-    def needs(self) -> list[tuple[Indices, list[int]]]:
+    def needs(self) -> list[tuple[Indices, Indices]]:
         """By reader: what its configurations need, each once, and which of these each configuration needs."""
         found = []
         for reader in self.readers:
             numbers = {need: number for number, need in enumerate(dict.fromkeys(reader.needs))}
-            vertices = np.array([self.routes.states.index[need] for need in numbers], dtype=np.int64)
-            found.append((vertices, [numbers[need] for need in reader.needs]))
+            columns = np.array([numbers[need] for need in reader.needs], dtype=np.int64)
+            found.append((self._vertices(list(numbers)), columns))
         return found
 
     def single(self) -> list[PricedFactor]:
         """At most one reader: all wants are known from two configurations."""
         if not self.readers:
-            costs = {before: way.together_s(self.exits[before] or ()) for before, way in self.ways.items()}
-            stuck = {before for before, leaving in self.exits.items() if leaving is None}
-            return [PricedFactor((self.source,), np.array([np.inf if m in stuck else costs[m] for m in self.made]))]
+            return [PricedFactor((self.source,), self._together_s([()])[self.rows, 0])]
         alone = self._alone(0, 1.0, 1.0)
         if not self.leaves:
             return [alone]
-        _, columns = self.needs[0]
-        small = {}
-        for before, way in self.ways.items():
-            leaving = self.exits[before]
-            wants = dict.fromkeys(self.readers[0].needs)
-            if leaving is None:
-                row = np.full(len(wants), np.inf)
-            else:
-                row = np.array([way.together_s([need, *leaving]) for need in wants])
-            small[before] = row[columns]
-        return [PricedFactor(alone.variables, self._stack(small), alone.num_bytes)]
+        wants, (_, columns) = dict.fromkeys(self.readers[0].needs), self.needs[0]
+        seconds = self._together_s([(need,) for need in wants])
+        return [PricedFactor(alone.variables, seconds[np.ix_(self.rows, columns)], alone.num_bytes)]
 
     def pair(self) -> list[PricedFactor]:
         """Two readers: the way to the first is paid, and what the second adds."""
         one, other = self.readers
         (needs, columns), (needs_too, columns_too) = self.needs
-        if len(self.made) * len(columns) * len(columns_too) > self.moving.entries:
+        if len(self.rows) * len(columns) * len(columns_too) > self.moving.entries:
             return self.apart()
-        seconds, held = {}, {}
-        for before, way in self.ways.items():
-            cost = way.seconds(needs)[:, None] + way.rest(needs, needs_too)
-            same = way.copy(needs)[:, None] == way.copy(needs_too)[None, :]
-            again = np.where(same & one.keeps, 0.0, self._held_bytes(way, needs_too)[None, :]) * other.keeps
-            kept = (self._held_bytes(way, needs) * one.keeps)[:, None] + again
-            seconds[before], held[before] = (table[np.ix_(columns, columns_too)] for table in (cost, kept))
+        cost = self._seconds(needs)[:, :, None] + self.routes.rest(self.starts, needs, needs_too)
         scope: tuple[Variable, ...] = (self.source, one.variable, other.variable)
+        spread = np.ix_(self.rows, columns, columns_too)
+        seconds, held = cost[spread], None
+        if self.keepers:
+            same = self._copy(needs)[:, :, None] == self._copy(needs_too)[:, None, :]
+            again = np.where(same & one.keeps, 0.0, self._held_bytes(needs_too)[:, None, :]) * other.keeps
+            held = ((self._held_bytes(needs) * one.keeps)[:, :, None] + again)[spread]
         if one.variable == other.variable:  # one node reads it twice
-            seconds, held = ({m: t.diagonal() for m, t in tables.items()} for tables in (seconds, held))
+            seconds = seconds.diagonal(axis1=1, axis2=2)
+            held = None if held is None else held.diagonal(axis1=1, axis2=2)
             scope = scope[:2]
-        return [PricedFactor(scope, self._stack(seconds), self._stack(held) if self.keepers else None)]
+        return [PricedFactor(scope, seconds, held)]
 
     def apart(self) -> list[PricedFactor]:
         """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
@@ -189,30 +187,23 @@ class _ValueMoves:
         shares = 1.0 / self.wants, 1.0 / max(1, self.keepers)
         factors = [self._alone(number, *shares) for number in range(len(self.readers))]
         if self.leaves:
-            leaving = [self._leaving_s(before) / self.wants for before in self.made]
-            factors.append(PricedFactor((self.source,), np.array(leaving)))
+            leaving = np.array([self._leaving_s(row) / self.wants for row in range(len(self.starts))])
+            factors.append(PricedFactor((self.source,), leaving[self.rows]))
         return factors
 
     def _alone(self, number: int, share: float, holding: float) -> PricedFactor:
         """[made, configurations] a share of the whole way to one reader, and of what it holds."""
-        starts = np.array([way.start for way in self.ways.values()])
         wants, columns = self.needs[number]
-        cost = share * self.routes.seconds[np.ix_(starts, wants)]
-        cost[[self.exits[before] is None for before in self.ways]] = np.inf
-        rows = {before: row for row, before in enumerate(self.ways)}
-        spread = np.ix_([rows[before] for before in self.made], columns)
-        held = None
-        if self.readers[number].keeps:
-            held = np.broadcast_to(holding * self.routes.bytes[wants], cost.shape)
-            if self.kept_where_made:
-                held = np.where(self.routes.copy[np.ix_(starts, wants)] == starts[:, None], 0.0, held)
-            held = held[spread]
+        cost = share * self._seconds(wants)
+        cost[[leaving is None for leaving in self.exits]] = np.inf
+        spread = np.ix_(self.rows, columns)
+        held = (holding * self._held_bytes(wants))[spread] if self.readers[number].keeps else None
         return PricedFactor((self.source, self.readers[number].variable), cost[spread], held)
 
     def share(self, helper: Helper) -> list[PricedFactor]:
         """A helper names one want or two, the way to which is paid once, and says whose copy is held once for all."""
         distinct = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
-        largest = len(self.made) * max(len(columns) for _, columns in self.needs)
+        largest = len(self.rows) * max(len(columns) for _, columns in self.needs)
         at, once, loose = self._name(len(distinct))
         if at.shape[1] > 1 and largest * len(at) * len(once) > self.moving.entries:
             at, once, loose = self._name(len(distinct), most=1)
@@ -223,27 +214,23 @@ class _ValueMoves:
         variable, names = helper(len(at) * len(once), len(at)), distinct[at]
         sharers = self.wants - 1 if loose else 1
         holders = 1 if any(map(any, once)) else max(1, self.keepers)  # of one copy, where none is named
-        own, kept = {}, {}
-        for before, way in self.ways.items():
-            leaving = self.exits[before]
-            rest = np.inf if leaving is None else way.rest(names, way.rows(leaving)).sum(axis=1) / sharers
-            named = way.seconds(names[:, 0])
-            if names.shape[1] > 1:
-                named = named + way.rest(distinct, distinct)[at[:, 0], at[:, 1]]
-            own[before] = np.tile(named + rest, len(once))
-            kept[before] = np.concatenate([self._bytes_held_once(way, names, choice) for choice in once])
-        memory = self._stack(kept) if any(map(any, once)) else None
-        factors = [PricedFactor((self.source, variable), self._stack(own), memory)]
+        named = self._seconds(names[:, 0])
+        if names.shape[1] > 1:
+            named = named + self.routes.rest(self.starts, distinct, distinct)[:, at[:, 0], at[:, 1]]
+        own = np.tile(named + self._leaving_too_s(names) / sharers, (1, len(once)))
+        memory = None
+        if any(map(any, once)):
+            memory = np.concatenate([self._bytes_held_once(names, choice) for choice in once], axis=1)[self.rows]
+        factors = [PricedFactor((self.source, variable), own[self.rows], memory)]
         for number, reader in enumerate(self.readers):
-            added, held = {}, {}
             needs, columns = self.needs[number]
-            for before, way in self.ways.items():
-                added[before] = np.tile(way.rest(names, needs)[:, columns] / sharers, (len(once), 1))
-                if reader.keeps:
-                    again = [self._bytes_held_again(way, names, needs, choice) / holders for choice in once]
-                    held[before] = np.concatenate(again)[:, columns]
+            added = self._spread(self.routes.rest(self.starts, names, needs), columns) / sharers
+            held = None
+            if reader.keeps:
+                again = [self._bytes_held_again(names, needs, choice) / holders for choice in once]
+                held = self._spread(np.concatenate(again, axis=1), columns)
             scope = (self.source, variable, reader.variable)
-            factors.append(PricedFactor(scope, self._stack(added), self._stack(held) if reader.keeps else None))
+            factors.append(PricedFactor(scope, np.tile(added, (1, len(once), 1)), held))
         return factors
 
     def _name(self, count: int, most: int = 2) -> tuple[Indices, Sequence[tuple[bool, ...]], bool]:
@@ -260,32 +247,66 @@ class _ValueMoves:
             return (False,)
         return (True,) if self.keepers == self.wants else (False, True)
 
-    def _bytes_held_once(self, way: ReshardChains, names: Indices, choice: tuple[bool, ...]) -> Table:
-        """[names] bytes of the named copies that are held, each counted once."""
-        held = self._held_bytes(way, names[:, 0]) * choice[0]
+    def _bytes_held_once(self, names: Indices, choice: tuple[bool, ...]) -> Table:
+        """[starts, names] bytes of the named copies that are held, each counted once."""
+        held = self._held_bytes(names[:, 0]) * choice[0]
         if len(choice) > 1 and choice[1]:
-            counted = (way.copy(names[:, 0]) == way.copy(names[:, 1])) & choice[0]
-            held = held + np.where(counted, 0.0, self._held_bytes(way, names[:, 1]))
+            counted = (self._copy(names[:, 0]) == self._copy(names[:, 1])) & choice[0]
+            held = held + np.where(counted, 0.0, self._held_bytes(names[:, 1]))
         return held
 
-    def _bytes_held_again(self, way: ReshardChains, names: Indices, needs: Indices, choice: tuple[bool, ...]) -> Table:
-        """[names, needs] bytes that a reader holds beyond the named copies."""
-        memory = np.broadcast_to(self._held_bytes(way, needs)[None, :], (len(names), len(needs)))
+    def _bytes_held_again(self, names: Indices, needs: Indices, choice: tuple[bool, ...]) -> Table:
+        """[starts, names, needs] bytes that a reader holds beyond the named copies."""
+        shape = len(self.starts), len(names), len(needs)
+        memory = np.broadcast_to(self._held_bytes(needs)[:, None, :], shape)
         for position, chosen in enumerate(choice):
             if chosen:
-                same = way.copy(names[:, position])[:, None] == way.copy(needs)[None, :]
+                same = self._copy(names[:, position])[:, :, None] == self._copy(needs)[:, None, :]
                 memory = np.where(same, 0.0, memory)
         return memory
 
-    def _leaving_s(self, before: Sharding) -> float:
-        leaving = self.exits[before]
-        return math.inf if leaving is None else max(self.ways[before].together_s([after]) for after in leaving)
+    def _leaving_s(self, row: int) -> float:
+        leaving, way = self.exits[row], self._way(row)
+        return math.inf if leaving is None else max(way.together_s([after]) for after in leaving)
 
-    def _held_bytes(self, way: ReshardChains, needs: Indices) -> Table:
-        """[needs] bytes of what a keeping reader holds; nothing where the value's own node holds that copy."""
-        held = way.bytes(needs)
-        return np.where(way.copy(needs) == way.start, 0.0, held) if self.kept_where_made else held
+    def _leaving_too_s(self, names: Indices) -> Table:
+        """[starts, names] seconds of the ways out of the program that are not on the ways to what is named."""
+        found = np.zeros((len(self.starts), len(names)))
+        for row, leaving in enumerate(self.exits if self.leaves else ()):
+            found[row] = np.inf
+            if leaving is not None:
+                found[row] = self._way(row).rest(names, self._vertices(leaving)).sum(axis=1)
+        return found
 
-    def _stack(self, small: dict[Sharding, Table]) -> Table:
-        """[made, …] from one table per sharding."""
-        return np.stack([small[before] for before in self.made])
+    def _together_s(self, wants: Sequence[Sequence[Sharding]]) -> Table:
+        """[starts, wants] seconds of all ways to each of some wants, and out of the program."""
+        found = np.full((len(self.starts), len(wants)), np.inf)
+        for row, leaving in enumerate(self.exits):
+            if leaving is not None:
+                found[row] = [self._way(row).together_s([*want, *leaving]) for want in wants]
+        return found
+
+    def _spread(self, table: Table, columns: Indices) -> Table:
+        """[made, names, configurations] from [starts, names, needs]."""
+        return table.take(self.rows, axis=0).take(columns, axis=2)
+
+    def _way(self, row: int) -> ReshardChains:
+        return ReshardChains(self.routes, self.routes.states.shardings[self.starts[row]])
+
+    def _vertices(self, shardings: Sequence[Sharding]) -> Indices:
+        return np.array([self.routes.states.index[sharding] for sharding in shardings], dtype=np.int64)
+
+    def _seconds(self, needs: Indices) -> Table:
+        """[starts, needs] of the whole way."""
+        found: Table = self.routes.seconds[np.ix_(self.starts, needs)]
+        return found
+
+    def _copy(self, needs: Indices) -> Indices:
+        """[starts, needs] what a reader holds: ``replicate`` names a state and makes no copy."""
+        found: Indices = self.routes.copy[np.ix_(self.starts, needs)]
+        return found
+
+    def _held_bytes(self, needs: Indices) -> Table:
+        """[starts, needs] of what a keeping reader holds; nothing where the value's own node holds that copy."""
+        held = np.broadcast_to(self.num_bytes[needs], (len(self.starts), len(needs)))
+        return np.where(self._copy(needs) == self.starts[:, None], 0.0, held) if self.kept_where_made else held

@@ -41,7 +41,8 @@ class ReshardChains:
 
         ``names`` may be [names, more than one], each row of them named together.
         """
-        return self._routes.rest(self.start, names, wants, forward=forward)
+        found: Seconds = self._routes.rest(np.array([self.start]), names, wants, forward=forward)[0]
+        return found
 
     def copy(self, wants: Indices) -> Indices:
         """[wants] what a reader holds: ``replicate`` names a state and makes no copy."""

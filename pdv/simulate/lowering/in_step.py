@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, backward_work
+from ir.cost_model import NOTHING, Answers, CostModel, Estimate, NodeEstimate, Query, backward_work
 from ir.types import TensorType
 from pdv.cluster import Device
 from pdv.simulate.calibration import CALIBRATION
@@ -38,6 +38,13 @@ class InStep:
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """As the simulator prices them."""
+        return self._answers.nodes(queries)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(self._ask)
+
+    def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         return [self._node(*pair) for pair in zip(queries, self.compute.nodes(queries), strict=True)]
 
     def _node(self, query: Query, found: NodeEstimate) -> NodeEstimate:
