@@ -110,8 +110,8 @@ def staged_outlines(
     wanted = [returned if stage == last else () for stage in range(last + 1)]
     random = _random(graph)
     parts, drawn = list[tuple[Item, ...]](), set[Node]()  # the latter by the stages so far
-    for part, ends in zip(own, wanted, strict=True):
-        parts.append(_closed(reading, part, ends, items, drawn))
+    for steps, ends in zip(own, wanted, strict=True):
+        parts.append(_closed(reading, steps, ends, items, drawn))
         drawn |= random.intersection(node for item in parts[-1] for node in _steps(item))
     made = [{node for item in part for node in _steps(item)} for part in parts]
     reads = [_reads(reading, part) for part in parts]
