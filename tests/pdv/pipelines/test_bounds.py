@@ -119,7 +119,7 @@ def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tupl
         candidate = space.candidate(stages, mesh, micro_batches)
         free = insides.free(candidate)
         assert free is not None
-        less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.num_bytes, 1.0)
+        less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.held_bytes(1.0), 1.0)
         turns, plain = space.in_turns(candidate, "none"), micro_batches >= stages
         modes = [
             mode
