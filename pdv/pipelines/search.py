@@ -28,7 +28,7 @@ from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
-from pdv.problem.workload import IN_HALVES, ON_HOST, are_several
+from pdv.problem.workload import IN_HALVES, ON_HOST, Order, Recompute, are_several
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
@@ -182,15 +182,16 @@ class Search:
             for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
                 self._keep(found)
         made: set[tuple[Candidate, Mode]] = set()
+        done: set[tuple[Candidate, Recompute, Order]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
-            kind = one.candidate, one.mode
+            kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
             alike = sum((one.candidate.stages, one.candidate.mesh) == (other.stages, other.mesh) for other, _ in made)
-            if kind not in made and (self.best is None or alike < ALIKE):
+            if kind not in made and turns not in done and (self.best is None or alike < ALIKE):
                 made.add(kind)
-                if self.late or not self._make(one, self._rewritten):
-                    self._make(one, self.estimates.insides)
+                if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
+                    done.add(turns)  # of more or fewer stages on each rank the fastest
         if self.best is not None:
             for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
                 self._keep(found)
@@ -278,9 +279,7 @@ class Search:
         def estimates(counts: Sequence[int]) -> Iterator[Estimate]:
             return filter(None, (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts))
 
-        found = sorted(
-            estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, self._hoped_s(one))
-        )
+        found = sorted(estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, one.step_s))
         return found or list(itertools.islice(estimates(self.space.fewer_counts(stages)), 1))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
@@ -343,7 +342,7 @@ class Search:
             found = list(self.estimates.of(candidate, best_s / filled))
             fastest = min((one for one in found if one.fits), key=lambda one: one.step_s, default=None)
             if fastest is not None and fastest.mode.virtual == 1:
-                best_s = min((one.step_s for one in [*self._all, fastest] if one.fits))
+                best_s = min(one.step_s for one in [*self._all, fastest] if one.fits)
                 found += self.estimates.in_turns(fastest, BETTER * best_s)
             self.known[candidate] = found
             self._tell()

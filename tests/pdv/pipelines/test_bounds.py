@@ -244,6 +244,21 @@ def test_interleaved_stages_hold_what_the_fullest_moment_says() -> None:
     assert [held(Pipeline(8, 4, 64, "interleaved"), stage) for stage in (0, 4, 7)] == [8.0, 7.0, 1.0]
 
 
+@pytest.mark.parametrize("each", [2, 3, 8])
+def test_each_group_of_micro_batches_does_alike(each: int) -> None:
+    """What interleaved stages hold is settled after a few groups of as many micro-batches as there are ranks."""
+    for ranks, count in ((2, 14), (3, 12), (5, 25), (8, 64)):
+        pipeline = Pipeline(ranks, each, count, "interleaved")
+        for rank, steps in enumerate(orders(pipeline)):
+            chunks = pipeline.layout.chunks_on(rank)
+            now, most, begun = dict.fromkeys(chunks, 0), 0, False
+            for step in steps:
+                begun = begun or step.backward
+                now[step.chunk] += -1 if step.backward else 1
+                most = max(most, min(now.values())) if begun else 0
+            assert held(pipeline, rank) == most
+
+
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_no_cut_beats_a_packing(order: Order) -> None:
     """Nor any way to run each piece, of those that are within every stage's memory."""
