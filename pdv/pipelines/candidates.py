@@ -56,6 +56,13 @@ class Candidate:
         """Times that a micro-batch takes on one stage that a step takes at least, beside one a micro-batch."""
         return self.micro_batches + self.stages - 1
 
+    def filled(self, virtual: int) -> float:
+        """What a step with so many stages on each rank takes of one with a single stage.
+
+        Filling and draining take what they did, divided by the stages of a rank (Narayanan et al., SC'21, 2.2).
+        """
+        return (self.micro_batches + (self.stages - 1) / virtual) / self.spread
+
     @property
     def several(self) -> bool:
         """Whether micro-batches are in flight at once."""
@@ -144,6 +151,11 @@ class Space:
             if candidate.stages * each <= self._most
             and not why_not(order, candidate.stages, each, count, recomputes=recompute != "none")
         )
+
+    def filled(self, candidate: Candidate) -> float:
+        """What a step takes of one with a single stage on each rank, with as many as help most."""
+        each = [1] if self.pinned.takes_turns else [each for _, each in self.in_turns(candidate, "none")]
+        return candidate.filled(max(each, default=1))
 
     @cached_property
     def _most(self) -> int:

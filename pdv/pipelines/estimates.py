@@ -147,14 +147,10 @@ class Estimates:
                     yield one
 
     def in_turns(self, one: Estimate, below_s: float) -> Iterator[Estimate]:
-        """The same with several stages on each rank, where that may take less than ``below_s``.
-
-        Filling and draining take what they did, divided by the stages of a rank (Narayanan et al., SC'21, 2.2).
-        """
+        """The same with several stages on each rank, where that may take less than ``below_s``; the most come first."""
         candidate = one.candidate
-        for order, each in self.space.in_turns(candidate, one.mode.recompute):
-            least_s = one.step_s * (candidate.spread - (candidate.stages - 1) * (1.0 - 1.0 / each)) / candidate.spread
-            if least_s < below_s:
+        for order, each in reversed(self.space.in_turns(candidate, one.mode.recompute)):
+            if one.step_s * candidate.filled(each) < below_s:
                 found = self._estimate(
                     candidate, one.inside, Mode(one.mode.recompute, order, each), one.room, one.extra
                 )
@@ -173,7 +169,7 @@ class Estimates:
             return None
         flight = held_at_once(candidate, one.inside, mode)
         for part in BETWEEN:
-            self.insides.within(candidate, one.inside.num_bytes * flight * part, flight)
+            self.insides.within(candidate, one.inside.held_bytes(flight) * part, flight)
         insides = tuple(self.insides.known[candidate].values())
         extras = [self._extra(candidate, each, mode.recompute) for each in insides]
         each = zip(insides, extras, strict=True)
@@ -208,8 +204,9 @@ class Estimates:
         """
         candidate, mode = free.candidate, free.mode
         flight = held_at_once(candidate, free.inside, mode)
-        room = free.inside.num_bytes * flight * self.limit / free.needed_bytes
-        large, small = (free.inside.num_bytes * flight, free), (0.0, free)
+        most = free.inside.held_bytes(flight)
+        room = most * self.limit / free.needed_bytes
+        large, small = (most, free), (0.0, free)
         digests = {free.inside.plan.pcg.digest}
         for _ in range(LIMITS):
             less = self.insides.within(candidate, room, flight)

@@ -30,16 +30,17 @@ FREE = 1e30  # bytes: a limit that every plan keeps
 
 @dataclass(frozen=True)
 class Inside:
-    """A plan for one micro-batch, its pieces, by stage what these take there, and on the first one simulated.
-
-    ``num_bytes``: that the search priced, what rests as the search was told to.
-    """
+    """A plan for one micro-batch, its pieces, by stage what these take there, and on the first one simulated."""
 
     plan: BestPlan
     pieces: Pieces
     profiles: ByStage
     timing: Timing
-    num_bytes: float
+
+    def held_bytes(self, flight: float) -> float:
+        """Bytes of all stages together, with so many micro-batches' activations, as a search's limit counts them."""
+        own = self.profiles[0]
+        return float(own.resting_bytes.sum() + flight * own.kept_bytes.sum())
 
 
 class Insides:
@@ -126,7 +127,7 @@ class Insides:
         profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
         timing = measure(lambda chunks: workload(self.space, candidate, plan, chunks, Mode()), found, self.middle)
-        return Inside(plan, found, by_stage, timing, solution.memory_bytes)
+        return Inside(plan, found, by_stage, timing)
 
     def lengthened(self, candidate: Candidate, inside: Inside, short: Short) -> Inside:
         """The inside of a short program, of the whole one."""
@@ -136,8 +137,8 @@ class Insides:
         profiles = inside.profiles.map(lambda own: own.map(short.stretch))
         found = pieces(solution.graph)
         if found.count != profiles[0].count:  # rewritten layers are joined to others: pieces stand for other ones
-            return replace(self.made(candidate, solution), num_bytes=inside.num_bytes)
-        return Inside(self.make_plan(solution), found, profiles, inside.timing.map(short.stretch), inside.num_bytes)
+            return self.made(candidate, solution)
+        return Inside(self.make_plan(solution), found, profiles, inside.timing.map(short.stretch))
 
     def mixed(self, insides: Sequence[Inside], mixture: Mixture, short: Short) -> Inside:
         """Those of a short program, each for some pieces of the whole one."""
@@ -146,8 +147,7 @@ class Insides:
         assert graph is not None, "the short program has so many micro-batches, too"
         solutions = [one.plan.solution for one in insides]
         plan = self.make_plan(lengthen(solutions, mixture.inside_of, graph, short.middle))
-        num_bytes = max(one.num_bytes for one in insides)
-        return Inside(plan, pieces(plan.solution.graph), mixture.whole.profiles, mixture.whole.timing, num_bytes)
+        return Inside(plan, pieces(plan.solution.graph), mixture.whole.profiles, mixture.whole.timing)
 
     def make_plan(self, solution: Solution) -> BestPlan:
         """The plan of a solution; its own price is that of one micro-batch by itself."""

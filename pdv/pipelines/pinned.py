@@ -23,7 +23,7 @@ from pdv.schedule.pieces import pieces
 from pdv.schedule.slices import ASKED as ASKED_OF_SLICES
 from pdv.schedule.slices import SLICED, why_not_in_slices
 
-VIRTUAL = (2, 4)  # stages on each rank that are looked at, where several are
+VIRTUAL = (2, 4, 8)  # stages on each rank that are looked at, where several are
 ASKED = (
     "gpipe, 1f1b and 2bw have one stage on each rank, interleaved two or more, zero-bubble any number, zbv and "
     "dualpipev two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for each "

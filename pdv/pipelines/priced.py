@@ -107,7 +107,7 @@ class Pricer:
         """Bytes of all stages that an inside may take where the estimate's does not fit, and the one to begin with."""
         candidate = estimate.candidate
         flight = held_at_once(candidate, estimate.inside, estimate.mode)
-        room = estimate.inside.num_bytes * flight if estimate.room is None else estimate.room
+        room = estimate.inside.held_bytes(flight) if estimate.room is None else estimate.room
         if not self.is_short:
             room /= share(self.short, estimate.inside, flight)
         if estimate.room is None:

@@ -7,6 +7,7 @@ What cannot be faster than the best so far, by ``Floors.least_s``, is not looked
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,13 @@ from pdv.pcg.in_slices import workload_in_slices
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import Estimate, Estimates, Mixing
+from pdv.pipelines.estimates import AGAIN, Estimate, Estimates, Mixing
 from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
-from pdv.problem.workload import IN_HALVES, ON_HOST, are_several
+from pdv.problem.workload import IN_HALVES, ON_HOST, Order, Recompute, are_several
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
@@ -43,7 +44,6 @@ CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
 ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
 BOUNDING = 0.3  # of the time that there is, for the bound of what was found by then
-IN_TURNS = 3  # candidates that are looked at with several stages on each rank
 MIXED = 3  # candidates whose stages may differ
 MADE = 4  # plans at most, once one fits
 ALIKE = 2  # of them with the same stages on the same mesh: what their estimates leave out, they all leave out
@@ -182,15 +182,16 @@ class Search:
             for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
                 self._keep(found)
         made: set[tuple[Candidate, Mode]] = set()
+        done: set[tuple[Candidate, Recompute, Order]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
-            kind = one.candidate, one.mode
+            kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
             alike = sum((one.candidate.stages, one.candidate.mesh) == (other.stages, other.mesh) for other, _ in made)
-            if kind not in made and (self.best is None or alike < ALIKE):
+            if kind not in made and turns not in done and (self.best is None or alike < ALIKE):
                 made.add(kind)
-                if self.late or not self._make(one, self._rewritten):
-                    self._make(one, self.estimates.insides)
+                if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
+                    done.add(turns)  # of more or fewer stages on each rank the fastest
         if self.best is not None:
             for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
                 self._keep(found)
@@ -246,19 +247,23 @@ class Search:
     def _explore(self) -> None:
         """Stages, each on one axis for each level that it spans; then micro-batches, then other meshes."""
         firsts: list[Estimate] = []
+        others: list[Estimate] = []
         worse = 0
         for stages in self.space.stages:
             meshes = self.space.meshes(stages)
             mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
             found = self._first(stages, mesh)
-            best_s = min((one.step_s for one in firsts if one.fits), default=math.inf)
-            if found is not None:
-                firsts.append(found)
-            worse = worse + 1 if best_s < math.inf and (found is None or found.step_s > WORSE * best_s) else 0
+            best_s = min((self._hoped_s(one) for one in firsts if one.fits), default=math.inf)
+            firsts += found[:1]
+            others += found[1:]
+            worse = worse + 1 if best_s < math.inf and (not found or self._hoped_s(found[0]) > WORSE * best_s) else 0
             if worse > 1 or self.late:
                 break
         for first in sorted(firsts, key=lambda one: one.needed_bytes):  # what hardly fits is mostly slow in the end
             self._try(first.candidate)
+        for other in sorted(others, key=self._hoped_s):
+            if self._hoped_s(other) * (1.0 if other.fits else AGAIN) < self._best_s:
+                self._try(other.candidate)
         for start in self._starts():
             self._descend(start, self._counts)
         for start in self._starts():
@@ -267,30 +272,15 @@ class Search:
         if starts := self._starts():
             self._descend(starts[0], self._counts)
         self._mixings = self._mixed()
-        self._take_turns()
 
-    def _first(self, stages: int, mesh: Mesh) -> Estimate | None:
-        """Of the first guesses of micro-batches the best; where none is a plan, the first of fewer that is."""
+    def _first(self, stages: int, mesh: Mesh) -> list[Estimate]:
+        """Of the first guesses of micro-batches, the best first; where none is a plan, the first of fewer that is."""
 
         def estimates(counts: Sequence[int]) -> Iterator[Estimate]:
             return filter(None, (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts))
 
-        found = min(
-            estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, one.step_s), default=None
-        )
-        return found or next(estimates(self.space.fewer_counts(stages)), None)
-
-    def _take_turns(self) -> None:
-        """The best candidates with several stages on each rank; what may fit after all rules none of them out."""
-        near: dict[tuple[object, ...], Estimate] = {}
-        for one in sorted(self._all, key=lambda one: one.step_s):
-            if one.fits and one.mode.virtual == 1 < one.candidate.stages:
-                near.setdefault((one.candidate, one.mode.recompute), one)
-        mixed_s = [one.mixture.step_s for one in self._mixings]
-        best_s = min([*(one.step_s for one in self._all if one.fits), *mixed_s], default=math.inf)
-        for one in list(near.values())[:IN_TURNS]:
-            if not self.late:
-                self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * best_s))
+        found = sorted(estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, one.step_s))
+        return found or list(itertools.islice(estimates(self.space.fewer_counts(stages)), 1))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
         """The same on another mesh, if that is faster where memory does not matter.
@@ -333,7 +323,11 @@ class Search:
 
     def _value(self, candidate: Candidate) -> float:
         """Seconds of the candidate's fastest estimate that may fit."""
-        return min((one.step_s for one in self.known.get(candidate, ()) if one.promising), default=float("inf"))
+        return min((one.step_s for one in self.known.get(candidate, ()) if one.promising), default=math.inf)
+
+    def _hoped_s(self, free: Estimate) -> float:
+        """Seconds of a step of one stage on each rank, as they would be with several."""
+        return free.step_s * self.space.filled(free.candidate)
 
     @property
     def _best_s(self) -> float:
@@ -343,9 +337,14 @@ class Search:
         """Estimate a candidate, unless it cannot be the best."""
         if candidate in self.known or (self.late and self.known):
             return
-        below = self._best_s
-        if self.estimates.floors.least_s(candidate.stages, candidate.micro_batches) * NEAR < below:
-            self.known[candidate] = list(self.estimates.of(candidate, below))
+        best_s, filled = self._best_s, self.space.filled(candidate)
+        if self.estimates.floors.least_s(candidate.stages, candidate.micro_batches) * filled * NEAR < best_s:
+            found = list(self.estimates.of(candidate, best_s / filled))
+            fastest = min((one for one in found if one.fits), key=lambda one: one.step_s, default=None)
+            if fastest is not None and fastest.mode.virtual == 1:
+                best_s = min(one.step_s for one in [*self._all, fastest] if one.fits)
+                found += self.estimates.in_turns(fastest, BETTER * best_s)
+            self.known[candidate] = found
             self._tell()
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:

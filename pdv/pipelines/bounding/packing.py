@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -22,6 +22,7 @@ from pdv.schedule.lines import Line
 from pdv.schedule.order import Pipeline, orders
 
 ROUNDING = 1e-9
+SETTLED = 3  # times the stages, micro-batches: interleaved, each group of as many as there are stages does alike
 HALVINGS = 12  # of a step, between a lower and an upper bound: within 0.1 % of what lies between
 
 
@@ -55,10 +56,13 @@ def held(pipeline: Pipeline, stage: int) -> float:
     m, order = pipeline.micro_batches, pipeline.order
     if order in SEARCHED and pipeline.virtual == 1:
         return min(pipeline.stages - stage if order == "1f1b" else m, m - 1)
-    return _in_turns(pipeline, stage) if order == "interleaved" else 1.0
+    if order != "interleaved":
+        return 1.0
+    few = m if m % pipeline.stages else min(m, SETTLED * pipeline.stages)
+    return _in_turns(replace(pipeline, micro_batches=few), stage)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1 << 12)
 def _in_turns(pipeline: Pipeline, stage: int) -> float:
     here = pipeline.layout.chunks_on(stage)
     now, most, begun = [0] * len(here), 0, False

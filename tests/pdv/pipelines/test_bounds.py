@@ -119,7 +119,7 @@ def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tupl
         candidate = space.candidate(stages, mesh, micro_batches)
         free = insides.free(candidate)
         assert free is not None
-        less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.num_bytes, 1.0)
+        less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.held_bytes(1.0), 1.0)
         turns, plain = space.in_turns(candidate, "none"), micro_batches >= stages
         modes = [
             mode
@@ -242,6 +242,21 @@ def test_a_stage_holds_what_is_said_at_least(order: Order, each: int) -> None:
 def test_interleaved_stages_hold_what_the_fullest_moment_says() -> None:
     """Of each of its stages so many micro-batches at one time."""
     assert [held(Pipeline(8, 4, 64, "interleaved"), stage) for stage in (0, 4, 7)] == [8.0, 7.0, 1.0]
+
+
+@pytest.mark.parametrize("each", [2, 3, 8])
+def test_each_group_of_micro_batches_does_alike(each: int) -> None:
+    """What interleaved stages hold is settled after a few groups of as many micro-batches as there are ranks."""
+    for ranks, count in ((2, 14), (3, 12), (5, 25), (8, 64)):
+        pipeline = Pipeline(ranks, each, count, "interleaved")
+        for rank, steps in enumerate(orders(pipeline)):
+            chunks = pipeline.layout.chunks_on(rank)
+            now, most, begun = dict.fromkeys(chunks, 0), 0, False
+            for step in steps:
+                begun = begun or step.backward
+                now[step.chunk] += -1 if step.backward else 1
+                most = max(most, min(now.values())) if begun else 0
+            assert held(pipeline, rank) == most
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])

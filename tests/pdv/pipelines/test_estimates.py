@@ -70,3 +70,20 @@ def test_less_memory_never_makes_an_estimate_hold_more() -> None:
     assert any(one.fits for one in found)
     for one in found:
         assert one.fits == (one.needed_bytes <= space().problem.memory_limit)
+
+
+def test_an_inside_holds_what_a_limit_counts() -> None:
+    """Whatever part of a micro-batch's activations is held: what just fits is found under that limit, not under less.
+
+    A fastest inside is found with as many in flight as there are stages; where layers run again it holds far fewer.
+    """
+    candidate = space().candidate(4, space().meshes(4)[0], 16)
+    free = estimates().insides.free(candidate)
+    assert free is not None
+    for flight in (0.3, 1.0, 4.0):
+        most = free.held_bytes(flight)
+        same = estimates().insides.within(candidate, most * (1 + 1e-9), flight)
+        less = estimates().insides.within(candidate, most * 0.9, flight)
+        assert same is not None
+        assert same.plan.pcg.digest == free.plan.pcg.digest
+        assert less is None or less.held_bytes(flight) <= most * 0.9 * (1 + 1e-9)

@@ -47,7 +47,7 @@ def test_tables_add_up_to_what_a_plan_costs() -> None:
     free = insides.free(candidate)
     assert free is not None
     flight = float(candidate.stages)  # as the fastest inside is found
-    less = [insides.within(candidate, share * free.num_bytes * flight, flight) for share in SHARES]
+    less = [insides.within(candidate, share * free.held_bytes(flight), flight) for share in SHARES]
     assert any(gathered_once(move, several=True) for one in less if one for move in one.plan.pcg.nodes)
     for cost_s, made_s, num_bytes, made_bytes in priced:
         assert cost_s == pytest.approx(made_s, rel=1e-9)
