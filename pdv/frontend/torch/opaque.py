@@ -34,8 +34,13 @@ _REFUSED = {
 }
 
 _ATEN = torch.ops.aten
-_OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cumprod: 1, _ATEN.logcumsumexp: 1}
-"""Functions of each row along a dim -> the place of the dim among their arguments."""
+_OF_ROWS = frozenset(
+    {
+        *(_ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp),
+        *(_ATEN.argmax, _ATEN.argmin, _ATEN.max, _ATEN.min),
+    }
+)
+"""Functions of each row along the dim that is called so among their arguments, of which some leave that out."""
 
 NONE: Mapping[Node, int] = MappingProxyType({})
 
@@ -121,7 +126,7 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
     def make(place: int, result: Value) -> Node | None:
         if not isinstance(result, torch.Tensor):
             return None
-        loops = LOOPS.get(_name(function)) or _loops_of(function, operands, args, result.dim())
+        loops = LOOPS.get(_name(function)) or _loops_of(function, operands, args, kwargs, result.dim())
         own = {"loops": loops, "output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
         own |= {"follow": follow} if follow and not loops else {}
         return k.builder.apply(OPERATORS["opaque"], tuple(operands), {**attrs, **own}, k.name)
@@ -129,16 +134,25 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
     return make(-1, results) if single else tuple(make(place, result) for place, result in enumerate(results))
 
 
-def _loops_of(function: OpOverload, operands: Sequence[Node], args: Sequence[Value], rank: int) -> str:
+def _loops_of(
+    function: OpOverload, operands: Sequence[Node], args: Sequence[Value], kwargs: Mapping[str, Value], rank: int
+) -> str:
     """What torch itself says of an operator: that it is one of elements; and what is known of those of rows."""
     if torch.Tag.pointwise in function.tags:
         return f"{', '.join(['...'] * len(operands))} -> ..."
-    place = _OF_ROWS.get(function.overloadpacket)
-    if place is None or len(operands) != 1:
+    if function.overloadpacket not in _OF_ROWS or len(operands) != 1:
         return ""
-    dim = int(args[place]) % rank if len(args) > place else rank - 1
-    left, right = (" ".join(f"{whole}*" if i == dim else f"d{i}" for i in range(rank)) for whole in ("n", "k"))
-    return f"{left} -> {right}"
+    asked = function._schema.arguments  # noqa: SLF001
+    given = {one.name: one.default_value for one in asked if one.has_default_value()}
+    dim = {**given, **dict(zip((one.name for one in asked), args, strict=False)), **kwargs}.get("dim")
+    before = operands[0].type.rank
+    if dim is None or not 0 <= before - rank <= 1 or not before:
+        return ""
+    names = [f"d{i}" for i in range(before)]
+    names[int(dim) % before] = "n*"
+    left = " ".join(names)
+    names[int(dim) % before : int(dim) % before + 1] = ["k*"] * (rank == before)
+    return f"{left} -> {' '.join(names)}"
 
 
 def call_torch(

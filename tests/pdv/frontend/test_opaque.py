@@ -158,6 +158,30 @@ def test_what_torch_knows_to_be_of_elements_or_rows_is_cut() -> None:
     assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
 
 
+@pytest.mark.parametrize(
+    ("function", "loops"),
+    [
+        (lambda x: torch.sort(x, dim=0, stable=True)[0], "n* d1 -> k* d1"),
+        (lambda x: torch.argsort(x, dim=0, stable=True), "n* d1 -> k* d1"),
+        (lambda x: torch.sort(x, stable=True)[0], "d0 n* -> d0 k*"),
+        (lambda x: x.argmax(-1), "d0 n* -> d0"),
+        (lambda x: x.argmax(0, keepdim=True), "n* d1 -> k* d1"),
+        (lambda x: x.argmax(), ""),
+        (lambda x: x.max(-1)[1], "d0 n* -> d0"),
+        (lambda x: x.min(0, keepdim=True)[1], "n* d1 -> k* d1"),
+    ],
+)
+def test_rows_go_along_the_dim_that_is_said(function: Any, loops: str) -> None:
+    """By name, by place or by default: stable sorts say it by name."""
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)  # type: ignore[no-any-return]
+
+    graph = load_program(Module(), (torch.randn(4, 8),)).graph
+    assert [node.attr("loops") for node in graph.nodes if node.op.name == "opaque"] == [loops]
+
+
 def test_strict_refuses_it_with_its_place() -> None:
     with pytest.raises(UnsupportedOperatorsError, match=r"pdv_tests\.smooth\.default at test_opaque\.py:\d+"):
         plan_of(Smoothed(), strict=True)
