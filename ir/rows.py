@@ -42,7 +42,6 @@ def _of_result(loops: Loops, node: Node, found: dict[Node, frozenset[int]]) -> f
     return frozenset(dim for dim, group in enumerate(loops.result) if loops.outermost(group) in batch)
 
 
-@lru_cache(maxsize=8)
 def rows_apart(graph: Graph) -> bool:
     """True if each row of every output depends on the same row of the inputs alone, as the operators' splits say.
 
@@ -50,10 +49,27 @@ def rows_apart(graph: Graph) -> bool:
     may also mean that it was not seen. In a program of one row, a batch taken row by row, there is no other to see. Of
     what is drawn for all rows at once (a mask over a weight) parts of a batch would each draw their own.
     """
-    if graph.updates or not graph.outputs or not graph.inputs:
-        return False
+    return not what_joins_rows(graph)
+
+
+@lru_cache(maxsize=8)
+def what_joins_rows(graph: Graph) -> str:
+    """What of a program puts rows together, as far as is known, as the rest of "it has …"; empty if they are apart."""
+    if graph.updates:
+        return "buffers that a step overwrites"
+    if not graph.outputs or not graph.inputs:
+        return "no inputs, or no outputs"
+    if single := [name for name, node in graph.outputs if not node.type.rank]:
+        return f"an output, {single[0]}, that is one number for all rows: give a loss to train_step, not the module"
     if all(node.type.shape[:1] == (1,) for node in graph.inputs):
-        return all(node.type.rank for _, node in graph.outputs)
+        return ""
+    found, why = _dims_of_rows(graph)
+    others = [] if why else [name for name, node in graph.outputs if found[node] != 0]
+    return f"an output, {others[0]}, whose dim 0 is not that of rows" if others else why
+
+
+def _dims_of_rows(graph: Graph) -> tuple[dict[Node, int | None], str]:
+    """The dim of rows of each value, until one is met that puts rows together: why, or nothing."""
     rows = next(node.type.shape[0] for node in graph.inputs if node.type.rank)
     found: dict[Node, int | None] = {}  # the dim of rows
     copies: set[Node] = set()  # of one and the same row, made for as many rows as there are
@@ -61,7 +77,7 @@ def rows_apart(graph: Graph) -> bool:
         if node.is_leaf:
             found[node] = 0 if 0 in _of_leaf(graph, node) else None
             if node.is_input and found[node] is None:
-                return False
+                return found, f"an input, {node.attr('name')} {node.type}, that has no dim 0 of {rows} rows"
             continue
         dims = [found[operand] for operand in node.operands]
         found[node] = _dim_of_rows(node, dims)
@@ -74,8 +90,8 @@ def rows_apart(graph: Graph) -> bool:
         elif found[node] is None:
             found[node] = _dim_of_rows(node, [None if x in copies else found[x] for x in node.operands])
             if found[node] is None:
-                return False
-    return all(found[node] == 0 for _, node in graph.outputs)
+                return found, f"a value, {node.name} {node.type}, that is not known to be row by row"
+    return found, ""
 
 
 def _dim_of_rows(node: Node, dims: Sequence[int | None]) -> int | None:

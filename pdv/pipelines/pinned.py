@@ -11,7 +11,7 @@ from ir.errors import ShardingError, UsageError, VerificationError
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from ir.proof.in_time import verify_in_time
-from ir.rows import rows_apart
+from ir.rows import what_joins_rows
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster
 from pdv.pcg.in_slices import in_slices
@@ -121,8 +121,8 @@ class Pinned:
             return
         if not problem.train:
             raise UsageError("stages, micro-batches and recomputation are of training", "Allowed: --mode train")
-        if not (problem.rows and rows_apart(problem.graph)):
-            what = "buffers that a step overwrites" if problem.graph.updates else "rows that depend on one another"
+        if not problem.rows or what_joins_rows(problem.graph):
+            what = what_joins_rows(problem.graph) or "outputs that are not by rows"
             raise UsageError(
                 f"the batch of {problem.graph.name} cannot be taken in parts: it has {what}",
                 "Stages and micro-batches ask that each row of the outputs depends on the same row of the inputs alone",

@@ -1,7 +1,7 @@
 """How a step of a plan runs, as steps of its derivation and back: micro-batches, and the stages of a pipeline.
 
     accumulate    the batch is taken in equal parts, one after the other; the gradient is the sum of theirs. It asks
-                  that no row of the batch sees another (``rows_apart``), which is looked up in the operators' splits.
+                  that no row of the batch sees another (``ir/rows.py``), which is looked up in the operators' splits.
     stage         operators, by number, run on the devices of one stage. What they compute stays what it is; it asks
                   that no stage reads what a later one computes. Stages may be on fewer ranks, in turn ("ranks").
                   In the order 2bw a step ends the batch before, whose passes all read the weights of one step before
@@ -30,7 +30,7 @@ from typing import Any, TypedDict
 from ir.errors import ShardingError, UsageError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
-from ir.rows import rows_apart
+from ir.rows import what_joins_rows
 from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running, Scaled
 from pdv.pcg.in_slices import in_slices
@@ -206,7 +206,8 @@ def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
     count = steps[0]["bindings"]["micro_batches"]
     require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
     require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "accumulate is of all inputs")
-    require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
+    joined = what_joins_rows(source)
+    require(not joined, f"a step in micro-batches of a program that has {joined}")
     return int(count)
 
 

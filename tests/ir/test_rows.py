@@ -10,7 +10,7 @@ from ir.builder import Builder
 from ir.errors import ShardingError
 from ir.graph import Node
 from ir.mesh import Mesh
-from ir.rows import by_rows, rows_apart
+from ir.rows import by_rows, rows_apart, what_joins_rows
 from ir.types import DType, TensorType
 from ir.verify import check_outputs, check_returned, infer_shardings
 
@@ -132,3 +132,14 @@ def test_an_input_without_rows_leaves_the_batch_whole() -> None:
     k = Builder()
     x, mask = k.input("x", floats(B, D)), k.input("mask", floats(D))
     assert not rows_apart(k.graph({"y": k.mul(x, mask)}))
+
+
+def test_what_joins_rows_is_said() -> None:
+    k = Builder()
+    x = k.input("x", floats(B, D))
+    loss, mean = k.reduce_mean(x, dims=(0, 1), keepdim=False), k.reduce_mean(x, dims=(0,), keepdim=True)
+    assert "an output, loss, that is one number" in what_joins_rows(k.graph({"y": x, "loss": loss}))
+    assert f"a value, {mean.name} {mean.type}" in what_joins_rows(k.graph({"y": k.sub(x, mean)}))
+    assert "an output, t, whose dim 0" in what_joins_rows(k.graph({"t": k.permute(x, perm=(1, 0))}))
+    mask = k.input("mask", floats(D))
+    assert "an input, mask" in what_joins_rows(k.graph({"y": k.mul(x, mask)}))

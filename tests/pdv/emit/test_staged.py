@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import pdv
 from pdv.emit.emission import shapes_in
 from pdv.plan.package import Plan, import_package
 from tests.pdv.pipelined import plan_pipeline
@@ -46,6 +47,23 @@ class Drawn(nn.Module):
         return x - kept
 
 
+class Routed(nn.Module):
+    """Layers of two experts and a gate, which rewriting joins to one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.gates = nn.ModuleList(nn.Linear(8, 2) for _ in range(4))
+        self.experts = nn.ModuleList(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for gate, (one, other) in zip(self.gates, self.experts, strict=True):  # type: ignore[misc]
+            share = gate(x).softmax(-1)
+            x = x + torch.tanh(one(x) * share[..., :1] + other(x) * share[..., 1:])
+        return self.last(x)  # type: ignore[no-any-return]
+
+
 def planned(model: nn.Module, stages: int) -> Plan:
     return plan_pipeline(model, torch.randn(4, 8), cluster(stages), stages=stages, micro_batches=2, mesh={})
 
@@ -67,3 +85,11 @@ def test_what_is_drawn_of_an_input_is_drawn_by_one_stage_and_given_to_others(tmp
     assert plan.emission.body(shapes_in(plan.weights)).count("dropout(") == 1
     model, x = import_package(plan.save(tmp_path / "drawn")).build("cpu"), torch.randn(4, 8)
     assert float(model.train_step(x, torch.zeros_like(x), F.mse_loss)) == 0.0
+
+
+def test_layers_that_rewriting_joins_are_cut_where_the_whole_program_has_pieces() -> None:
+    plan = pdv.optimize(
+        Routed(), torch.randn(4, 6, 8), cluster=cluster(2), stages=2, micro_batches=2, mesh={}, schedule="1f1b",
+        check=False,
+    )  # fmt: skip
+    assert "class Stage1" in plan.emission.body(shapes_in(plan.weights))
