@@ -44,9 +44,13 @@ def _keep_parts(node: Node, loops: Loops, ties: Ties) -> None:
     ties.keep(loops["parts"], f"{where(node)} takes {node.attr('parts')} parts")
 
 
-def chunks_code(node: Node, x: Code) -> Code:
-    """All the parts that ``node`` is one of."""
-    return method(x, "chunk", str(node.attr("parts")), f"dim={node.attr('dim')}")
+def parts_code(parts: Sequence[Node], x: Code) -> Code:
+    """All the parts of ``x``: chunks, or slices one behind another."""
+    dim = f"dim={parts[0].attr('dim')}"
+    if parts[0].op.takes_part:
+        return method(x, "chunk", str(parts[0].attr("parts")), dim)
+    sizes = [str(part.attr("stop") - part.attr("start")) for part in parts]
+    return method(x, "split", sizes[0] if len(set(sizes)) == 1 else tuple_of(tuple(sizes)), dim)
 
 
 chunk = Operator(
@@ -59,7 +63,7 @@ chunk = Operator(
     ties=_keep_parts,
     strides=lambda attrs, x, shape: x.strides,
     evaluate=_chunk,
-    emit=lambda node, x, writing: Code(f"{chunks_code(node, x[0]).text}[{node.attr('index')}]"),
+    emit=lambda node, x, writing: Code(f"{parts_code([node], x[0]).text}[{node.attr('index')}]"),
     fold=lambda x, dim, parts, index: np.split(x, parts, dim)[index],
 )
 

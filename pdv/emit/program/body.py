@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ir.emission.code import Code, call
 from ir.graph import Node
 from ir.ops.batch_norm import fused_batch_norm
-from ir.ops.parts import chunks_code
+from ir.ops.parts import parts_code
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.shapes import Shapes
@@ -109,7 +109,7 @@ class Body:
         if item.kind == "chunk":
             operand = self._writer.operand(self._reading.operands(item.value)[0])
             targets = ", ".join(self._names[node] for node in item.targets)
-            code = chunks_code(item.value, operand)
+            code = parts_code(item.targets, operand)
             return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
         if item.kind == "norm":
             targets = ", ".join(self._names[node] for node in item.targets)

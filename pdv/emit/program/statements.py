@@ -84,6 +84,7 @@ class _Arranging:
         self._scope = scope
         self._reading = reading
         self._writer = replace(writer, name_of=self._any_name, biased=self._is_biased)
+        self._steps = set(scope.steps)
         self._reads = self._count_reads()
         self._given = set(scope.arguments)
         self._pending: dict[Node, tuple[int, int]] = {}  # node -> heavy operators and operators in its expression
@@ -259,17 +260,23 @@ class _Arranging:
         return node.op.has_scores
 
     def _siblings(self, node: Node) -> tuple[Node, ...]:
-        """All parts of a chunk, in order, if the scope reads every one of them."""
-        if not node.op.takes_part:
+        """All parts of a value, in order, if the scope reads every one of them: chunks, or slices that cover it.
+
+        Backward puts gradients of such parts together in one go; slices taken one by one are filled up and added.
+        """
+        if not (node.op.takes_part or node.op.takes_range):
             return ()
-        users = self._reading.users[self._reading.operands(node)[0]]
-        parts = {
-            user.attr("index"): user
-            for user in users
-            if user.op is node.op and user.attr("dim") == node.attr("dim") and user.attr("parts") == node.attr("parts")
-        }
-        found = tuple(parts[index] for index in sorted(parts) if self._reads.get(parts[index]))
-        return found if len(found) == node.attr("parts") else ()
+        (whole,), dim = node.operands, node.attr("dim")
+        alike = [user for user in self._reading.users[self._reading.operands(node)[0]] if user.op is node.op]
+        alike = [user for user in alike if user.attr("dim") == dim and self._reads.get(user) and user in self._steps]
+        if node.op.takes_part:
+            parts = {user.attr("index"): user for user in alike if user.attr("parts") == node.attr("parts")}
+            found = tuple(parts[index] for index in sorted(parts))
+            return found if len(found) == node.attr("parts") else ()
+        found = tuple(sorted(alike, key=lambda user: int(user.attr("start"))))
+        ends = [0, *(user.attr("stop") for user in found)]
+        covered = [user.attr("start") for user in found] == ends[:-1] and ends[-1] == whole.type.shape[dim]
+        return found if covered and len(found) > 1 and not self._writer.writing.is_open(whole, dim) else ()
 
     def _fuse_norm(self, mean: Node) -> Node | None:
         """The batch norm by this mean, if all points of a channel are on one device: a call of torch's gives both."""

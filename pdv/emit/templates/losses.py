@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
-from .parallel import Axis, combine, partition, reduce
+from .parallel import Axis, all_reduce_steps, combine, partition
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
@@ -42,12 +42,21 @@ _TORCH_LOSSES: tuple[tuple[Callable[..., Tensor], type[nn.Module], tuple[str, ..
     (F.soft_margin_loss, nn.SoftMarginLoss, ()),
     (F.hinge_embedding_loss, nn.HingeEmbeddingLoss, ("margin",)),
 )
+_OF_CLASSES = {F.cross_entropy, F.nll_loss}
 
 
-def batch_loss(loss_fn: LossFn, output: Any, target: Any, batch_axes: Sequence[Axis], reduction: str) -> Tensor:
-    """The loss of the whole batch, the same on every rank; its gradient on this rank is that of its own rows.
+def batch_loss(
+    loss_fn: LossFn,
+    output: Any,
+    target: Any,
+    batch_axes: Sequence[Axis],
+    reduction: str,
+    weigh: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """A rank's share in the loss of the whole batch, to go backward from; and what gives all of it behind that.
 
-    output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up.
+    output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
+    of ``begin_weight``.
 
     Raises:
         ValueError: if what ``loss_fn`` returns does not determine the loss of the whole batch.
@@ -55,11 +64,51 @@ def batch_loss(loss_fn: LossFn, output: Any, target: Any, batch_axes: Sequence[A
     axes = [axis for axis in batch_axes if axis.size > 1]
     totals = batch_terms(loss_fn, output, target, axes, reduction)
     if totals.dim() != 2:
-        return totals
-    for axis in axes:
-        totals = reduce(totals, axis)
-    losses = totals[0] if reduction == "sum" else totals[0] / totals[1]
-    return losses.sum()
+        return totals, totals.detach
+    losses, weights = totals.detach().clone()
+    if reduction == "sum":
+        weights = torch.ones_like(weights)
+    elif weigh is not None:
+        weights = weigh(weights).to(weights)
+    else:
+        weights = _Sum(weights, axes).wait()
+    summed = _Sum(losses, axes)
+
+    def whole() -> Tensor:
+        return (summed.wait() / weights).sum()
+
+    return (totals[0] / weights).sum(), whole
+
+
+def begin_weight(
+    loss_fn: LossFn, target: Any, batch_axes: Sequence[Axis], reduction: str
+) -> Callable[[Tensor], Tensor] | None:
+    """What gives the weights of the whole batch of this rank's, if these need not wait for the forward pass.
+
+    Ranks that wait for one another between forward and backward lose what each is late by.
+    """
+    axes = [axis for axis in batch_axes if axis.size > 1]
+    torch_mean = _torch_mean(loss_fn) if axes and reduction == "mean" else None
+    if torch_mean is None:
+        return None
+    function, options = torch_mean
+    if not _is_of_labels(function, target):  # numbers of elements, of which all ranks have as many
+        return lambda weights: weights * math.prod(axis.size for axis in axes)
+    summed = _Sum(_weight_of_labels(target, options).to(torch.float64), axes)
+    return lambda weights: summed.wait()
+
+
+class _Sum:
+    """The sum of ``x`` over ranks, in place, under way until it is waited for."""
+
+    def __init__(self, x: Tensor, axes: Sequence[Axis]) -> None:
+        self._x, self._steps = x, all_reduce_steps(x.view(-1), axes)
+        next(self._steps, None)
+
+    def wait(self) -> Tensor:
+        for _ in self._steps:
+            pass
+        return self._x
 
 
 def batch_terms(
@@ -164,22 +213,26 @@ def _torch_mean(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]] | 
 def _torch_term(function: Callable[..., Tensor], options: dict[str, Any], output: Any, target: Any) -> Term:
     """Sum and weight of the rows given, of the mean that torch would take of them."""
     losses = function(output, target, **{**options, "reduction": "none"})
-    of_classes = function in {F.cross_entropy, F.nll_loss}
-    labels = of_classes and not target.is_floating_point()
+    of_classes, labels = function in _OF_CLASSES, _is_of_labels(function, target)
     aligned = (labels or target.shape == output.shape) and (of_classes or losses.shape == output.shape)
     if not aligned or losses.dim() == 0:  # broadcast, or one row that torch takes for all classes
         shapes = f"{list(output.shape)} and {list(target.shape)}"
         raise _bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
     weight: Tensor | int = losses.numel()
     if labels:
-        weight = _weight_of_labels(target.long(), options.get("weight"), options.get("ignore_index", -100))
+        weight = _weight_of_labels(target, options)
     elif options.get("reduction") == "batchmean":
         weight = output.size(0)
     return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)), weight
 
 
-def _weight_of_labels(labels: Tensor, class_weights: Tensor | None, ignored: int) -> Tensor:
-    counted = labels != ignored
+def _is_of_labels(function: Callable[..., Tensor], target: Any) -> bool:
+    return function in _OF_CLASSES and isinstance(target, Tensor) and not target.is_floating_point()
+
+
+def _weight_of_labels(target: Tensor, options: Mapping[str, Any]) -> Tensor:
+    labels, class_weights = target.long(), options.get("weight")
+    counted = labels != options.get("ignore_index", -100)
     if class_weights is None:
         return counted.sum()
     weights = class_weights[labels.where(counted, 0)].where(counted, 0)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import Leaves
-from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows, passes
+from .losses import LossFn, batch_loss, begin_weight, check_rows, combine_rows, own_rows, passes
 from .parallel import Axis
 from .stored import Held, Weights, local_piece
 
@@ -200,9 +200,10 @@ def train_step(
     else:
         target = [own_rows(y, batch_axes) for y in target]
     with losses_add_up(model):
-        loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
-        loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+        weigh = begin_weight(loss_fn, target, batch_axes, reduction)
+        share, whole = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction, weigh)
+        share.backward()  # type: ignore[no-untyped-call]
+    return whole()
 
 
 # ---- Over all ranks ----

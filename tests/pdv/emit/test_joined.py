@@ -21,6 +21,7 @@ from pdv.plan.package import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realize_solution
+from tests.pdv.emit.graphs import emitted
 from tests.pdv.worlds import f32, problem
 
 WIDTH, HEADS = 24, 4
@@ -64,6 +65,8 @@ def test_joined_parameters_run_train_and_are_saved_as_the_source_has_them(tmp_pa
     emit_package(pcg, of.mesh, {}, weights, tmp_path)
     text = (tmp_path / "model.py").read_text()
     assert "join(0, " in text
+    split = "q, k, v = h.chunk(3, dim=2)" if kv == WIDTH else "k, v = k.split(12, dim=2)"
+    assert split in text
     model = import_package(tmp_path).build(device="cpu")
     x = np.random.default_rng(1).normal(size=(2, 6, WIDTH)).astype(np.float32)
     y = model(torch.from_numpy(x))
@@ -79,3 +82,15 @@ def test_joined_parameters_run_train_and_are_saved_as_the_source_has_them(tmp_pa
         assert np.abs(found[name].numpy() - gradient).max() <= 1e-5 * largest
     for name, tensor in model.full_state_dict().items():
         assert np.array_equal(tensor.numpy(), values[name])
+
+
+@pytest.mark.parametrize("ranges", [((0, 4), (4, 10)), ((0, 4), (3, 10)), ((1, 4), (4, 10)), ((0, 4), (4, 9))])
+def test_slices_are_taken_one_by_one_unless_they_are_all_of_a_value_once(
+    ranges: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    k = Builder()
+    h = k.tanh(k.input("x", f32(3, 10)))
+    outputs = {f"y{start}": k.exp(k.slice(h, dim=1, start=start, stop=stop)) for start, stop in ranges}
+    text = emitted(k.graph(outputs), Mesh(()), tmp_path)
+    are_all = ranges == ((0, 4), (4, 10))
+    assert ((".split((4, 6), dim=1)" in text), ("narrow(" in text)) == (are_all, not are_all)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from pdv.emit.templates import losses
-from pdv.emit.templates.losses import batch_loss
+from pdv.emit.templates.losses import batch_loss, begin_weight
 from pdv.emit.templates.parallel import Axis
 
 Data = tuple[Tensor, Tensor]
@@ -145,33 +146,39 @@ CASES = {
 
 
 def cut_loss(
-    monkeypatch: pytest.MonkeyPatch, loss_fn: Any, data: Data, ranks: int, reduction: str = "mean"
+    monkeypatch: pytest.MonkeyPatch,
+    loss_fn: Any,
+    data: Data,
+    ranks: int,
+    reduction: str = "mean",
+    *,
+    is_early: bool = True,
 ) -> tuple[list[float], Tensor]:
     """Each rank's loss, and the gradient of the outputs: of all rows."""
     output, target = data
-    own: list[Tensor] = []
+    axes = [Axis("dp", ranks, 0)]
+    sums: dict[int, Tensor] = {}  # over all ranks, of what each sums first, second, …
 
-    def run(rank: int, reduce: Callable[[Tensor, Axis], Tensor]) -> tuple[Tensor, Tensor]:
-        monkeypatch.setattr(losses, "reduce", reduce)
-        rows = output.chunk(ranks)[rank].detach().clone().requires_grad_()
-        loss = batch_loss(loss_fn, rows * 1, target.chunk(ranks)[rank].clone(), [Axis("dp", ranks, rank)], reduction)
-        return loss, rows
+    def run(rank: int, step: Callable[[int, Tensor], None]) -> tuple[Tensor, Tensor]:
+        numbers = count()
 
-    def record(x: Tensor, axis: Axis) -> Tensor:
-        own.append(x.detach())
-        return x
+        def steps(x: Tensor, axes: Sequence[Axis]) -> Iterator[bool]:
+            number = next(numbers)
+            yield False
+            step(number, x)
 
-    for rank in range(ranks):
-        run(rank, record)
-    total = torch.stack(own).sum(0)
-    found, grads = [], []
-    for rank in range(ranks):
-        loss, rows = run(rank, lambda x, axis: x + (total - x.detach()))
-        torch.autograd.backward(loss)
+        monkeypatch.setattr(losses, "all_reduce_steps", steps)
+        rows, own = (x.chunk(ranks)[rank].detach().clone() for x in (output, target))
+        weigh = begin_weight(loss_fn, own, axes, reduction) if is_early else None
+        share, whole = batch_loss(loss_fn, rows.requires_grad_() * 1, own, axes, reduction, weigh)
+        torch.autograd.backward(share)
         assert rows.grad is not None
-        found.append(loss.item())
-        grads.append(rows.grad)
-    return found, torch.cat(grads)
+        return whole(), rows.grad
+
+    for rank in range(ranks):
+        run(rank, lambda number, x: sums.__setitem__(number, sums.get(number, 0) + x))
+    found = [run(rank, lambda number, x: x.copy_(sums[number])) for rank in range(ranks)]
+    return [loss.item() for loss, _ in found], torch.cat([grad for _, grad in found])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -183,9 +190,9 @@ def test_any_padding_on_any_number_of_ranks(name: str, monkeypatch: pytest.Monke
         output = data[0].detach().clone().requires_grad_()
         expected = (case.whole or case.loss_fn)(output, data[1])
         torch.autograd.backward(expected)
-        for ranks in (2, 4):
-            found, grad = cut_loss(monkeypatch, case.loss_fn, data, ranks)
-            message = f"{name}, seed {seed}, {ranks} ranks"
+        for ranks, is_early in ((2, True), (4, True), (4, False)):
+            found, grad = cut_loss(monkeypatch, case.loss_fn, data, ranks, is_early=is_early)
+            message = f"{name}, seed {seed}, {ranks} ranks, weight {'early' if is_early else 'late'}"
             assert found == pytest.approx([expected.item()] * ranks, rel=1e-12, nan_ok=True), message
             assert output.grad is not None
             torch.testing.assert_close(grad, output.grad, rtol=1e-10, atol=1e-14, equal_nan=True, msg=message)
@@ -224,9 +231,11 @@ def test_where_the_batch_is_whole_any_loss_is_taken_as_it_is() -> None:
     output.requires_grad_()
     axes = [Axis("dp"), Axis("tp")]
     odd = (output.mean(0) - target).std()
-    assert torch.equal(batch_loss(lambda y, t: (y.mean(0) - t).std(), output, target, axes, "mean"), odd)
-    assert batch_loss(lambda y, t: (y.sum() + scale.sum(), 4), output, target, axes, "mean").requires_grad
-    half = batch_loss(lambda y, t: (y.sum(), 4), output.bfloat16(), target, [], "mean")
+    share, whole = batch_loss(lambda y, t: (y.mean(0) - t).std(), output, target, axes, "mean")
+    assert torch.equal(share, odd)
+    assert torch.equal(whole(), odd)
+    assert batch_loss(lambda y, t: (y.sum() + scale.sum(), 4), output, target, axes, "mean")[0].requires_grad
+    half, _ = batch_loss(lambda y, t: (y.sum(), 4), output.bfloat16(), target, [], "mean")
     assert half.dtype == torch.float32
 
 
