@@ -235,7 +235,7 @@ def _weight_of_labels(target: Tensor, options: Mapping[str, Any]) -> Tensor:
     counted = labels != options.get("ignore_index", -100)
     if class_weights is None:
         return counted.sum()
-    weights = class_weights[labels.where(counted, 0)].where(counted, 0)
+    weights: Tensor = class_weights[labels.where(counted, 0)].where(counted, 0)
     return weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
 
 
