@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,15 @@ def left_out(model: Classifier) -> None:
     axes = [axis for axis in model.batch_axes if axis.size > 1]
     for readers in ((0,), (0, 1), ()):
         read, other = (torch.ones(2, requires_grad=True) for _ in range(2))
-        outputs = read * 1, other * 1
-        of = outputs if model.data_rank in readers else outputs[:1]
-        loss = batch_loss(lambda _, __, of=of: (sum(x.sum() for x in of), 2), outputs, read, axes, "mean")
-        torch.autograd.backward(loss)
+        count = 2 if model.data_rank in readers else 1
+        summed = partial(_sum_of_first, count)
+        torch.autograd.backward(batch_loss(summed, (read * 1, other * 1), read, axes, "mean"))
         assert (other.grad is None) == (not readers)
         assert read.grad is not None
+
+
+def _sum_of_first(count: int, outputs: tuple[Tensor, ...], _: Tensor) -> tuple[Tensor, int]:
+    return torch.stack([x.sum() for x in outputs[:count]]).sum(), 2
 
 
 def shards(model: Classifier) -> None:
