@@ -1,7 +1,6 @@
 """A training step in several micro-batches; what is looked at in each call. Entry points: ``Given``, ``watch_calls``.
 
-Gradients add up over micro-batches and are summed over ranks once. The weight of the whole batch is known behind the
-last: only then is what they made divided by it.
+Gradients of micro-batches add up and are summed over ranks once, and divided by the batch's weight, then known.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Given:
     axes: along which outputs are cut by rows, and that of the stages, of which the last one has the losses.
 
     Raises:
-        ValueError: if ``loss_fn`` returns several pairs, each with a mean of its own, or rows do not divide by
-            ``count``.
+        ValueError: if ``loss_fn`` returns several pairs, several means, or rows do not divide by ``count``.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
 
 @contextmanager
 def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
-    """Context of a step: gradients of earlier ones are kept aside, and added to those that it made.
+    """Context of a step: gradients of earlier ones are kept aside, and added to its own; left alone if it fails.
 
     Gives a function that divides the new ones.
     """
@@ -158,7 +156,13 @@ def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
             for grad, is_zero in zip(found, zero, strict=False):  # as of torch's losses where all labels are ignored
                 grad.masked_fill_(is_zero, 0)
 
-    yield divide
+    try:
+        yield divide
+    except BaseException:
+        model.zero_grad()  # with what waits for its sum
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
+        raise
     for parameter, grad in zip(parameters, before, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad

@@ -299,9 +299,9 @@ class StepUnit(Unit):
         """Sum what was added up over ranks; each leaf gets this rank's part of its own."""
         self._last.clear()
         added, self._added = self._added, {}
+        self._let_go()  # of what is not trained, too: it may be from the next step on
         if not added:
             return
-        self._let_go()
         blocks = torch.cat([part.flatten(1) for part in added.values()], 1)
         leaves = [self._parameters[place].leaves.get(self._parameters[place], axes) for place, axes in added]  # type: ignore[attr-defined]
         self._sum(leaves, blocks)

@@ -6,10 +6,9 @@ summed behind the rest of backward, and at the end of backward every ``parameter
 Buckets are filled in the order in which backward meets the leaves, which is the same on all ranks, since all run one
 program. Hooks of ``parameter.register_post_accumulate_grad_hook`` are called when the gradient is final.
 
-Autograd's graph holds leaves in place of parameters. So gradients by parameters, ``torch.autograd.grad(loss,
-parameters)``, ``backward(inputs=parameters)`` and derivatives of gradients, need a forward pass inside
-``model.parameters_in_graph()``, in which each parameter is summed by itself. A parameter that
-``torch.func.functional_call`` exchanges, or that has a hook of ``register_hook``, is summed by itself always.
+Autograd's graph holds leaves for parameters. So gradients by parameters (``torch.autograd.grad(loss, parameters)``,
+``backward(inputs=parameters)``) and derivatives of gradients need a forward pass inside ``parameters_in_graph()`` of
+the model, in which each is summed by itself; so are those of ``torch.func.functional_call`` or with ``register_hook``.
 """
 
 from __future__ import annotations
@@ -318,19 +317,18 @@ class GradientSums:
 
     def receive(self, leaf: Leaf) -> None:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
-        if not self.is_last(leaf.parameter):
-            return
         self.wait_for_end()
-        self._put(leaf)
+        if self.is_last(leaf.parameter):
+            self._put(leaf)
 
     def wait_for_end(self) -> None:
-        """Have all that waits summed at the end of this backward pass."""
+        """Have all that waits summed at the end of this backward pass, unless it is held, or dropped if it fails."""
         backward = torch._C._current_graph_task_id()  # noqa: SLF001
         if backward != self._backward:
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self))  # noqa: SLF001
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """A backward pass ends."""
         self._backward = -1
         self._finish()
@@ -378,6 +376,22 @@ class GradientSums:
             return
         grad = placed_as(parameter, piece, self.device_mesh)
         parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
+class _End:
+    """What autograd calls at the end of a pass, and lets go of, uncalled, where that fails: no next one adds to it."""
+
+    def __init__(self, sums: GradientSums) -> None:
+        self._sums: GradientSums | None = sums
+
+    def __call__(self) -> None:
+        sums, self._sums = self._sums, None
+        assert sums is not None, "called once"
+        sums.end()
+
+    def __del__(self) -> None:
+        if self._sums is not None:
+            self._sums.drop()
 
 
 def _receive(sums: ref[GradientSums], leaf: ref[Leaf], _: Tensor) -> None:

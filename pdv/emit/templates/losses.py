@@ -139,7 +139,7 @@ def batch_terms(
             raise _unknown_weights(parts)
         result = result, 1
     totals = _sums_and_weights(result, outputs)
-    return totals + _rest_of_graph(totals, outputs, ends) if parts else totals
+    return totals + _rest_of_graph(totals, outputs, ends, axes) if parts else totals
 
 
 # ---- What loss_fn returned ----
@@ -166,8 +166,12 @@ def _scalar(x: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.as_tensor(x, dtype=dtype, device=device).reshape(())
 
 
-def _rest_of_graph(loss: Tensor, outputs: Sequence[Tensor], ends: Sequence[Node | None]) -> Tensor | float:
+def _rest_of_graph(
+    loss: Tensor, outputs: Sequence[Tensor], ends: Sequence[Node | None], axes: Sequence[Axis]
+) -> Tensor | float:
     """A zero that depends on the outputs that ``loss`` left out, so that every rank runs the same backward.
+
+    Of several outputs not on those that it leaves out on all ranks: what makes them alone has no gradient, as on one.
 
     Raises:
         ValueError: if ``loss`` trains anything else, whose gradient would be another on each rank, or nothing.
@@ -186,7 +190,14 @@ def _rest_of_graph(loss: Tensor, outputs: Sequence[Tensor], ends: Sequence[Node 
             todo += [before for before, _ in node.next_functions]
     if not loss.requires_grad and loss[0].count_nonzero():
         raise _bad_loss("It returned a sum that has no gradient")
-    return sum(x[:0].sum() for x, end in zip(outputs, ends, strict=True) if end is not None and end not in seen)
+    rest = [x for x, end in zip(outputs, ends, strict=True) if end is not None and end not in seen]
+    if sum(end is not None for end in ends) > 1:
+        read = torch.tensor([end in seen for end in ends], device=loss.device, dtype=torch.float32)
+        for axis in axes:
+            dist.all_reduce(read, dist.ReduceOp.MAX, group=axis.group)
+        somewhere = [x for x, by_any in zip(outputs, read.tolist(), strict=True) if by_any]
+        rest = [x for x in rest if not somewhere or any(x is other for other in somewhere)]
+    return sum(x[:0].sum() for x in rest)
 
 
 # ---- The means that torch takes ----

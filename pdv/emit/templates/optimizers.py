@@ -4,18 +4,16 @@ Parameters are DTensors, on which every operation costs more than on a plain ten
 one by one needs nothing of that: for the time of ``step`` its parameters, their gradients and its state are exchanged
 for the local tensors that they hold. Before and after, and inside a closure, all are DTensors, as checkpoints need.
 
-Other optimizers, whose update of an element depends on others (Adafactor, Muon, LBFGS, your own classes), step on the
-DTensors. So does a parameter of which a gradient or state is placed otherwise than itself.
+Others (Adafactor, Muon, LBFGS, your own classes), and what is placed otherwise than its parameter, step on DTensors.
 
-Some of what torch does with DTensors is of one rank alone: ``item`` of a sum over ranks is a part of it, random numbers
-on CPUs are another on each rank, or alike in all parts, and ``x.data = y`` changes nothing.
+Some of what torch does with DTensors is of one rank alone: ``item`` of a sum, random numbers on CPUs, ``x.data = y``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -67,14 +65,15 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     all_sums = known.sums if known is not None and again else _sums_of(optimizer)
     if any(sums.is_waiting for sums in all_sums):
         raise RuntimeError(
-            "unsummed-gradients: gradients of no_sync, or of a backward pass that failed, were not summed over ranks. "
-            "Run the last backward pass outside of no_sync, call flush of the model, or drop them with its zero_grad."
+            "unsummed-gradients: gradients of no_sync were not summed over ranks. Run the last backward pass outside "
+            "of no_sync, call flush of the model, or drop them with its zero_grad."
         )
     if not all_sums or type(optimizer) not in ELEMENT_BY_ELEMENT or optimizer.defaults.get("differentiable"):
         return None
     if known is None:
         _exchanges[optimizer] = known = Exchange()
         optimizer.register_state_dict_pre_hook(_take_back)  # of a step that failed
+        optimizer.register_load_state_dict_pre_hook(_take_back)
     known.make(optimizer, again=again)
     if len(args) > 1 and args[1] is not None:
         return (args[0], _with_parameters(optimizer, args[1]), *args[2:]), kwargs
@@ -90,9 +89,15 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     increment_version([leaves.shard(p) for p in _given(optimizer) if (leaves := _leaves(p)) and isinstance(p, DTensor)])
 
 
-def _take_back(optimizer: Optimizer) -> None:
+def _take_back(optimizer: Optimizer, *_: object) -> None:
     if optimizer in _exchanges:
         _exchanges[optimizer].take_back(optimizer)
+
+
+def _zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    """What an optimizer has while parameters are exchanged, as a step that fails leaves them."""
+    _take_back(optimizer)
+    optimizer.zero_grad(*args, **kwargs)
 
 
 def _with_parameters(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -146,6 +151,7 @@ class Exchange:
     @torch.no_grad()
     def make(self, optimizer: Optimizer, *, again: bool = False) -> None:
         """Local tensors in place of parameters; ``again``: of those of the last step (``is_ready``)."""
+        vars(optimizer).setdefault("zero_grad", partial(_zero_grad, optimizer))
         if again and self._again is not None and self._again.give_gradients():
             for parameters, before, shards in self._again.groups:
                 self._groups.append((parameters, before))
@@ -168,6 +174,8 @@ class Exchange:
         """Parameters in place of local tensors, if there are any."""
         if not self._groups:
             return
+        if getattr(vars(optimizer).get("zero_grad"), "func", None) is _zero_grad:
+            del vars(optimizer)["zero_grad"]
         for parameters, before in self._groups:
             parameters[:] = before
         self._groups = []
@@ -272,21 +280,22 @@ class Entry:
         self.live: State | None = None
         pieces.pop(shard, None)
         if self.held is not None:
-            self._note(self.held, {name: _piece(x) for name, x in self.held.items()})
+            given = {name: x.to_local() if isinstance(x, DTensor) else x for name, x in self.held.items()}
+            self._note(self.held, given)
             pieces[shard] = self.live = dict(self._pieces)
         self.is_foreign = not all(_is_placed_as(x, parameter) for x in (self.held or {}).values())
 
     def knows(self, whole: States) -> bool:
         """Whether the parameter's state is the one that it was made for, or left."""
         held = whole.get(self.parameter)
-        return held is self.held and (held is None or _are_same(held, self._values))
+        return held is self.held and (held is None or _are_these(_all_values([held]), _all_values([self._values])))
 
     def has_changed(self, pieces: States) -> bool:
         """Whether a step put other tensors into the state than those that it had, or made one."""
         if self.live is None:
             self.live = pieces.get(self.shard)
             return self.live is not None
-        return not _are_same(self.live, self._pieces)
+        return not _are_these(_all_values([self.live]), _all_values([self._pieces]))
 
     def place(self, state: State) -> State:
         """The state after a step, with DTensors in place of local tensors."""
@@ -308,17 +317,8 @@ class Entry:
         return placed_as(self.parameter, x, self.parameter.device_mesh)
 
 
-def _piece(x: Any) -> Any:
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
 def _is_placed_as(x: object, parameter: DTensor) -> bool:
     return not isinstance(x, DTensor) or x.placements == parameter.placements
-
-
-def _are_same(one: State, other: State) -> bool:
-    """Whether both have the same objects."""
-    return _are_these(list(one.values()), list(other.values()))
 
 
 # ---- What torch does with DTensors ----

@@ -159,6 +159,18 @@ def trained_between(model: Model) -> None:
         check(model, seed)
 
 
+def thawed(model: Model) -> None:
+    """What was frozen in a step is trained in the next, though nothing changed it."""
+    trained = [parameter for parameter in model.blocks.parameters() if parameter.requires_grad]
+    for is_trained in (False, True):
+        for parameter in trained:
+            parameter.requires_grad_(is_trained)
+        for parameter in model.parameters():
+            parameter.grad = None
+        backward(model, 0)
+    check(model, 0)
+
+
 def of_others(model: Model) -> None:
     """Hooks of a parameter see its gradient; what is exchanged for a parameter is gathered, too."""
     wrong: Tensor = model.blocks[1].w  # type: ignore[assignment,union-attr]
@@ -256,9 +268,9 @@ def once_a_step(model: Model) -> None:
 
 
 CASES: tuple[Callable[[Model], None], ...] = (
-    once, several, held_back, checkpointed, trained_between, of_others, stale, collectives,
+    once, several, held_back, checkpointed, trained_between, thawed, of_others, stale, collectives,
 )  # fmt: skip
-KEPT = (once, several, held_back, checkpointed, trained_between, of_others, once_a_step)
+KEPT = (once, several, held_back, checkpointed, trained_between, thawed, of_others, once_a_step)
 
 
 def run_cases(path: Path) -> None:

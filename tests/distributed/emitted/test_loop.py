@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 
+from pdv.emit.templates.losses import batch_loss
 from pdv.emit.templates.parallel import all_gather, partition, reduce, replicate
 from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, local, make_mesh
 from tests.distributed.harness import run_ranks
@@ -97,6 +99,41 @@ def micro_batches(model: Classifier) -> None:
     model.zero_grad()
 
 
+def failed(model: Classifier) -> None:
+    """A step that fails between micro-batches leaves the gradients of earlier ones, and nothing of its own."""
+    model.train_step(*batch(), pair)
+    before = model.full_gradients()
+    called = 0
+
+    def failing(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal called
+        called += 1
+        if called == 2:
+            raise KeyboardInterrupt
+        return pair(output, y)
+
+    with pytest.raises(KeyboardInterrupt):
+        model.train_step(*batch(), failing, micro_batches=2)
+    model.train_step(*batch(), pair, micro_batches=2)
+    same(model, {name: 2 * gradient for name, gradient in before.items()})
+
+
+def left_out(model: Classifier) -> None:
+    """An output that no rank's loss reads gives no gradient; one that some do gives the others zeros."""
+    axes = [axis for axis in model.batch_axes if axis.size > 1]
+    for readers in ((0,), (0, 1), ()):
+        read, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+        count = 2 if model.data_rank in readers else 1
+        summed = partial(_sum_of_first, count)
+        torch.autograd.backward(batch_loss(summed, (read * 1, other * 1), read, axes, "mean"))
+        assert (other.grad is None) == (not readers)
+        assert read.grad is not None
+
+
+def _sum_of_first(count: int, outputs: tuple[Tensor, ...], _: Tensor) -> tuple[Tensor, int]:
+    return torch.stack([x.sum() for x in outputs[:count]]).sum(), 2
+
+
 def shards(model: Classifier) -> None:
     x, y = batch()
     rows = slice(model.data_rank * ROWS // model.data_world, (model.data_rank + 1) * ROWS // model.data_world)
@@ -158,6 +195,8 @@ def run_all(path: Path, sizes: dict[str, int]) -> tuple[float, list[float]]:
     """A loss of micro-batches, and norms."""
     model = classifier(path, sizes)
     micro_batches(model)
+    failed(model)
+    left_out(model)
     shards(model)
     norms = clipping(model)
     loss = model.train_step(*batch(), pair, micro_batches=2).item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -127,16 +128,22 @@ def run_all(path: Path, sizes: dict[str, int]) -> dict[str, dict[str, Tensor]]:
 
 
 def failures(path: Path) -> None:
-    """A step that fails leaves parameters behind once it is saved; gradients that wait are no step's."""
+    """A step that fails leaves parameters, to whatever is called next; gradients that wait are no step's."""
     model = Small(path, MESH)
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.autograd.backward(loss_of(model, 0))
     optimizer.step()
-    optimizer.param_groups[0]["lr"] = "no number"
-    with pytest.raises(TypeError):
-        optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    for name, given in (("zero_grad", ()), ("load_state_dict", (state,)), ("state_dict", ())):
+        torch.autograd.backward(loss_of(model, 0))
+        optimizer.param_groups[0]["lr"] = "no number"
+        with pytest.raises(TypeError):
+            optimizer.step()
+        getattr(optimizer, name)(*given)
+        assert optimizer.param_groups[0]["params"] == list(model.parameters())
+        assert (name == "zero_grad") == all(parameter.grad is None for parameter in model.parameters())
+        model.zero_grad()
     assert all(isinstance(state["momentum_buffer"], DTensor) for state in optimizer.state_dict()["state"].values())
-    assert optimizer.param_groups[0]["params"] == list(model.parameters())
     with model.no_sync():
         torch.autograd.backward(loss_of(model, 1))
     with pytest.raises(RuntimeError, match="unsummed-gradients"):
