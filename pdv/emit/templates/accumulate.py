@@ -37,8 +37,7 @@ class Given:
     axes: along which outputs are cut by rows, and that of the stages, of which the last one has the losses.
 
     Raises:
-        ValueError: if ``loss_fn`` returns several pairs, each with a mean of its own, or rows do not divide by
-            ``count``.
+        ValueError: if ``loss_fn`` returns several pairs, each a mean of its own, or rows do not divide by ``count``.
     """
 
     def __init__(
@@ -140,9 +139,9 @@ def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
 
 @contextmanager
 def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
-    """Context of a step: gradients of earlier ones are kept aside, and added to its own; left alone if it fails.
+    """Context of a step: gradients of earlier ones are added to its own, or left alone if it fails.
 
-    Gives a function that divides the new ones.
+    Gives a function that divides its own.
     """
     parameters = list(model.parameters())
     before = [parameter.grad for parameter in parameters]
@@ -161,7 +160,8 @@ def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
         yield divide
     except BaseException:
         model.zero_grad()  # with what waits for its sum
-        _ = [setattr(parameter, "grad", grad) for parameter, grad in zip(parameters, before, strict=True)]
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
         raise
     for parameter, grad in zip(parameters, before, strict=True):
         if grad is not None:
