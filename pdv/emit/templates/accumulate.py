@@ -139,9 +139,9 @@ def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
 
 @contextmanager
 def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
-    """Context of a step: gradients of earlier ones are kept aside, and added to its own; left alone if it fails.
+    """Context of a step: gradients of earlier ones are added to its own, or left alone if it fails.
 
-    Gives a function that divides the new ones.
+    Gives a function that divides its own.
     """
     parameters = list(model.parameters())
     before = [parameter.grad for parameter in parameters]
