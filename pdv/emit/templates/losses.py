@@ -242,11 +242,12 @@ def _is_of_labels(function: Callable[..., Tensor], target: Any) -> bool:
 
 
 def _weight_of_labels(target: Tensor, options: Mapping[str, Any]) -> Tensor:
-    labels, class_weights = target.long(), options.get("weight")
-    counted = labels != options.get("ignore_index", -100)
-    if not isinstance(class_weights, Tensor):
+    labels = target.long()  # of bytes, -100 would be 156
+    counted: Tensor = labels != options.get("ignore_index", -100)
+    class_weights: Tensor | None = options.get("weight")
+    if class_weights is None:
         return counted.sum()
-    weights: Tensor = class_weights[labels.where(counted, 0)].where(counted, 0)
+    weights = class_weights[labels.where(counted, 0)].where(counted, 0)
     return weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
 
 
