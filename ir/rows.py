@@ -83,10 +83,12 @@ def _dims_of_rows(graph: Graph) -> tuple[dict[Node, int | None], str]:
         found[node] = _dim_of_rows(node, dims)
         same = not node.op.draws  # as many masks as rows are drawn
         if same and all(dim is None or operand in copies for dim, operand in zip(dims, node.operands, strict=True)):
-            if _repeats_rows(node, rows):
-                found[node] = 0
+            if (dim := _repeated(node, rows)) is not None:
+                found[node] = dim
             if found[node] is not None:
                 copies.add(node)
+            elif any(dim is not None for dim in dims):
+                return found, f"a value, {node.name} {node.type}, made of as many copies as there are rows"
         elif found[node] is None:
             found[node] = _dim_of_rows(node, [None if x in copies else found[x] for x in node.operands])
             if found[node] is None:
@@ -105,6 +107,9 @@ def _dim_of_rows(node: Node, dims: Sequence[int | None]) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _repeats_rows(node: Node, rows: int) -> bool:
-    """True for a value of one row that is expanded to all (a class token)."""
-    return node.op.repeats and node.operands[0].type.shape[:1] == (1,) and node.type.shape[:1] == (rows,)
+def _repeated(node: Node, rows: int) -> int | None:
+    """The dim along which a value of one row is expanded to all (a class token, a state that layers begin with)."""
+    if not node.op.repeats:
+        return None
+    sizes = zip(node.operands[0].type.shape, node.type.shape, strict=True)
+    return next((dim for dim, (before, after) in enumerate(sizes) if before == 1 and after == rows), None)

@@ -24,7 +24,9 @@ def canonicalize(graph: Graph) -> Graph:
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
     stored = {str(param.attr("source")): param.type.shape for param in graph.params if not param_view(param)}
-    return whole_buffers(untangle(normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows))), stored))
+    found = normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows)))
+    found = normalized(found, (rows_once(rows, inner=True),))  # folding would undo it
+    return whole_buffers(untangle(found, stored))
 
 
 @cache

@@ -137,21 +137,26 @@ def _drop_repeats(array: Array, others: tuple[int, ...]) -> Array:
     return array
 
 
-def rows_once(rows: int) -> Step:
+def rows_once(rows: int, *, inner: bool = False) -> Step:
     """The step for programs whose inputs have so many rows: f(x, c) == f(x, expand(c')) where c repeats c' in each row.
 
-    Then no constant says how many rows there are.
+    Then no constant says how many rows there are. inner: rows lie along a dim behind the first, as those of the states
+    that a recurrent layer begins with, [layers, rows, width].
     """
 
     def step(k: Builder, node: Node) -> Node | None:
-        if node.op.broadcasts or rows < 2:
+        if node.op.broadcasts or node.op.repeats or rows < 2:
             return None
         operands = list(node.operands)
         for i, operand in enumerate(operands):
             array = _array_of(operand)
-            if array is None or array.ndim < 2 or array.shape[0] != rows or (array != array[:1]).any():
+            if array is None or array.ndim < 2:
                 continue
-            operands[i] = k.expand(k.const(array[:1], operand.name, operand.type.dtype), shape=array.shape)
+            dim = next((d for d in range(1, array.ndim) if array.shape[d] == rows), 0) if inner else 0
+            once = array.take([0], axis=dim)
+            if dim < inner or array.shape[dim] != rows or (array != once).any():
+                continue
+            operands[i] = k.expand(k.const(once, operand.name, operand.type.dtype), shape=array.shape)
         return (
             None if operands == list(node.operands) else k.apply(node.op, tuple(operands), dict(node.attrs), node.name)
         )

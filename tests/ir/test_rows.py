@@ -143,3 +143,15 @@ def test_what_joins_rows_is_said() -> None:
     assert "an output, t, whose dim 0" in what_joins_rows(k.graph({"t": k.permute(x, perm=(1, 0))}))
     mask = k.input("mask", floats(D))
     assert "an input, mask" in what_joins_rows(k.graph({"y": k.mul(x, mask)}))
+
+
+def test_a_value_made_of_as_many_copies_as_there_are_rows_says_how_many() -> None:
+    """In parts of a batch there would be fewer of them."""
+    for dim in (0, 1):
+        k = Builder()
+        x, w = k.input("x", floats(B, D)), k.param("w", floats(*((1, D) if dim == 0 else (1, 1, D))))
+        copies = k.expand(w, shape=(B, D) if dim == 0 else (1, B, D))
+        each = copies if dim == 0 else k.reshape(copies, shape=(B, D))
+        assert rows_apart(k.graph({"y": k.add(x, each)}))
+        total = k.reduce_sum(copies, dims=tuple(range(dim + 1)), keepdim=False)
+        assert "as many copies as there are rows" in what_joins_rows(k.graph({"y": k.add(x, total)}))

@@ -47,6 +47,19 @@ class Crossing(nn.Module):
         return logits
 
 
+class Tagger(nn.Module):
+    """Recurrent layers, whose states begin as zeros of as many rows as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(V, D), nn.Linear(2 * D, V)
+        self.rnn = nn.LSTM(D, D, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.rnn(self.embed(ids))[0])
+        return logits
+
+
 @dataclass(frozen=True)
 class Case:
     """A model of so many layers, and how it is run."""
@@ -75,6 +88,7 @@ CASES = {
     "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
     "the whole batch at once, in fewer micro-batches than stages": Case("llama", 2, 1),
     "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full", sums=True),
+    "recurrent layers": Case("tagger", 2, 4),
     "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
 }
 
@@ -85,7 +99,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     ids = torch.randint(0, V, (ROWS, S))
     if name == "crossing":
         return Crossing(), (ids, torch.rand(ROWS, S))
-    return (Gpt(4) if name == "gpt" else Llama(4)), (ids,)
+    return {"gpt": Gpt, "llama": Llama}[name](4) if name != "tagger" else Tagger(), (ids,)
 
 
 def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ir.rows import what_joins_rows
 from ir.types import DType
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
@@ -78,6 +79,23 @@ def test_models_of_any_number_of_rows(function: str) -> None:
 def test_models_that_name_their_rows(function: str, reason: str) -> None:
 
     assert re.search(reason, why_fixed(program(function)))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("width", [12, ROWS, 2 * ROWS])
+def test_recurrent_layers_begin_with_states_of_any_number_of_rows(layer: type[nn.RNNBase], width: int) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(8, width, 2, batch_first=True, bidirectional=True)  # type: ignore[arg-type]
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.layer(x)[0]
+            return made
+
+    found = load_program(Recurrent(), torch.randn(ROWS, 3, 8))
+    assert why_fixed(found) == ""
+    assert what_joins_rows(found.graph) == ""
 
 
 def test_a_source_of_one_size_is_doubted_where_numbers_may_follow_from_it() -> None:
