@@ -1,6 +1,6 @@
 """A training step in several micro-batches; what is looked at in each call. Entry points: ``Given``, ``watch_calls``.
 
-Gradients of micro-batches add up and are summed over ranks once, and divided by the batch's weight, then known.
+Gradients of micro-batches add up, are summed over ranks once, and divided by the weight of the batch, then known.
 """
 
 from __future__ import annotations
