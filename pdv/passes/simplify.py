@@ -152,9 +152,9 @@ def rows_once(rows: int, *, inner: bool = False) -> Step:
             array = _array_of(operand)
             if array is None or array.ndim < 2:
                 continue
-            dim = next((d for d in range(1, array.ndim) if array.shape[d] == rows), 0) if inner else 0
-            once = array.take([0], axis=dim)
-            if dim < inner or array.shape[dim] != rows or (array != once).any():
+            places = range(1, array.ndim) if inner else (0,)
+            dim = next((place for place in places if array.shape[place] == rows), None)
+            if dim is None or (array != (once := array.take([0], axis=dim))).any():
                 continue
             operands[i] = k.expand(k.const(once, operand.name, operand.type.dtype), shape=array.shape)
         return (

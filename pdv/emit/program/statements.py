@@ -267,8 +267,8 @@ class _Arranging:
         if not (node.op.takes_part or node.op.takes_range):
             return ()
         (whole,), dim = node.operands, node.attr("dim")
-        alike = [user for user in self._reading.users[self._reading.operands(node)[0]] if user.op is node.op]
-        alike = [user for user in alike if user.attr("dim") == dim and self._reads.get(user) and user in self._steps]
+        users = (user for user in self._reading.users[self._reading.operands(node)[0]] if user.op is node.op)
+        alike = [user for user in users if user.attr("dim") == dim and self._reads.get(user) and user in self._steps]
         if node.op.takes_part:
             parts = {user.attr("index"): user for user in alike if user.attr("parts") == node.attr("parts")}
             found = tuple(parts[index] for index in sorted(parts))
@@ -281,12 +281,12 @@ class _Arranging:
     def _fuse_norm(self, mean: Node) -> Node | None:
         """The batch norm by this mean, if all points of a channel are on one device: a call of torch's gives both."""
         for node in self._reading.users[mean]:
-            if node.op.statistics[:1] == (mean.op,) and node in self._scope.steps:
+            if node.op.statistics[:1] == (mean.op,) and node in self._steps:
                 x, first, variance, *affine = self._reading.operands(node)
                 same = self._reading.operands(mean) == (x,) and self._reading.operands(variance) == (x, mean)
                 stored = all(self._reading.leaf(vector) is not None for vector in affine)
                 is_cut = self._writer.writing.cutting(mean, *mean.loops.contracted)
-                if same and stored and first is mean and variance in self._scope.steps and not is_cut:
+                if same and stored and first is mean and variance in self._steps and not is_cut:
                     return node
         return None
 

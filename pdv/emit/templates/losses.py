@@ -190,14 +190,14 @@ def _rest_of_graph(
             todo += [before for before, _ in node.next_functions]
     if not loss.requires_grad and loss[0].count_nonzero():
         raise _bad_loss("It returned a sum that has no gradient")
-    rest = [x for x, end in zip(outputs, ends, strict=True) if end is not None and end not in seen]
+    left = [end is not None and end not in seen for end in ends]
     if sum(end is not None for end in ends) > 1:
         read = torch.tensor([end in seen for end in ends], device=loss.device, dtype=torch.float32)
         for axis in axes:
             dist.all_reduce(read, dist.ReduceOp.MAX, group=axis.group)
-        somewhere = [x for x, by_any in zip(outputs, read.tolist(), strict=True) if by_any]
-        rest = [x for x in rest if not somewhere or any(x is other for other in somewhere)]
-    return sum(x[:0].sum() for x in rest)
+        if any(by_any := read.tolist()):
+            left = [own and bool(other) for own, other in zip(left, by_any, strict=True)]
+    return sum(x[:0].sum() for x, is_left in zip(outputs, left, strict=True) if is_left)
 
 
 # ---- The means that torch takes ----

@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .gradients import GradientSums, Leaves
 from .rounding import counted_lists, lend_data
-from .stored import placed_as
+from .stored import local_piece, placed_as
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,
@@ -280,22 +280,21 @@ class Entry:
         self.live: State | None = None
         pieces.pop(shard, None)
         if self.held is not None:
-            given = {name: x.to_local() if isinstance(x, DTensor) else x for name, x in self.held.items()}
-            self._note(self.held, given)
+            self._note(self.held, {name: local_piece(x) for name, x in self.held.items()})
             pieces[shard] = self.live = dict(self._pieces)
         self.is_foreign = not all(_is_placed_as(x, parameter) for x in (self.held or {}).values())
 
     def knows(self, whole: States) -> bool:
         """Whether the parameter's state is the one that it was made for, or left."""
         held = whole.get(self.parameter)
-        return held is self.held and (held is None or _are_these(_all_values([held]), _all_values([self._values])))
+        return held is self.held and (held is None or _are_these([*held.values()], [*self._values.values()]))
 
     def has_changed(self, pieces: States) -> bool:
         """Whether a step put other tensors into the state than those that it had, or made one."""
         if self.live is None:
             self.live = pieces.get(self.shard)
             return self.live is not None
-        return not _are_these(_all_values([self.live]), _all_values([self._pieces]))
+        return not _are_these([*self.live.values()], [*self._pieces.values()])
 
     def place(self, state: State) -> State:
         """The state after a step, with DTensors in place of local tensors."""

@@ -99,7 +99,9 @@ def model_of(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     ids = torch.randint(0, V, (ROWS, S))
     if name == "crossing":
         return Crossing(), (ids, torch.rand(ROWS, S))
-    return {"gpt": Gpt, "llama": Llama}[name](4) if name != "tagger" else Tagger(), (ids,)
+    if name == "tagger":
+        return Tagger(), (ids,)
+    return (Gpt(4) if name == "gpt" else Llama(4)), (ids,)
 
 
 def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -83,11 +84,11 @@ def test_models_that_name_their_rows(function: str, reason: str) -> None:
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("width", [12, ROWS, 2 * ROWS])
-def test_recurrent_layers_begin_with_states_of_any_number_of_rows(layer: type[nn.RNNBase], width: int) -> None:
+def test_recurrent_layers_begin_with_states_of_any_number_of_rows(layer: Callable[..., nn.Module], width: int) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = layer(8, width, 2, batch_first=True, bidirectional=True)  # type: ignore[arg-type]
+            self.layer = layer(8, width, 2, batch_first=True, bidirectional=True)
 
         def forward(self, x: Tensor) -> Tensor:
             made: Tensor = self.layer(x)[0]
