@@ -20,6 +20,7 @@ from benchmarks.exports_runs.models import MODELS
 from benchmarks.record import ROOT, Record, arguments, environment, merged, table
 
 ROUTES = ("own", "new, eval", "new, train", "old, eval", "old, train")
+SMOKE = ("own", "new, eval", "old, train")  # of each exporter one
 PARTS = ("reading", "check", "search", "proof", "emission")
 SECONDS = 900
 
@@ -40,7 +41,7 @@ def main() -> None:
         return
     models = [name for name in options.only.split(",") if name] or (["gpt2"] if options.smoke else list(MODELS))
     starts = tuple(options.routes.split(","))
-    routes = [route for route in ROUTES if route.startswith(starts)]
+    routes = [route for route in (SMOKE if options.smoke else ROUTES) if route.startswith(starts)]
     record = Record()
     for model in models:
         for route in routes:

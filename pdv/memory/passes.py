@@ -84,7 +84,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log, float]:
     sent = [x for x in walk.chunk if x in returned or any(u not in inside and not u.is_leaf for u in users[x])]
     for value in sent:
         walk.waiting[value] += 1
-    segments = _segments(setting, walk.chunk)
+    segments = segments_of(setting, walk.chunk)
     hosting = Hosting(heap, on_gpu=walk.on_gpu)
     inputs = _forward(walk, segments, hosting)
     heap.drop(layers)
@@ -168,7 +168,7 @@ def _backward(
     walk.grads.clear()
 
 
-def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
+def segments_of(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
     """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
     recompute = setting.execution.recompute
     if recompute not in {*WHOLE, *SELECTIVE, *HOSTED} or not setting.train:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from pdv.cluster import Device
 from pdv.memory import allocator
+from pdv.memory.alike import first_alike
 from pdv.memory.log import Heap, Holder, Log, exactly
 from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
@@ -103,16 +104,43 @@ class StepMemory:
         return all(one.fits() for one in self.stages)
 
 
-def step_memory(workload: Workload) -> StepMemory:
-    """What each kind of device of each stage holds at the step's peak, once the optimizer's state is there."""
+def step_memory(workload: Workload, *, named: bool = True) -> StepMemory:
+    """What each kind of device of each stage holds at the step's peak, once the optimizer's state is there.
+
+    Not ``named``: moments and holders may be called as another, equal stage's are; that takes a fraction of the time.
+    """
     setting = Setting(workload)
-    walked: dict[tuple[int, bool], Passes] = {}
-    found = [one for stage in range(workload.stages.count) for one in _stage(setting, stage, walked)]
+    firsts = range(len(setting.chunks)) if named else first_alike(setting)
+    walks = _Walks(setting, firsts)
+    found = [one for stage in range(workload.stages.count) for one in _stage(walks, stage)]
     return StepMemory(tuple(found))
 
 
-def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes]) -> Iterator[StageMemory]:
-    """One for each kind of device; those that round alike share the walk."""
+def needed_bytes(workload: Workload) -> float:
+    """What the fullest device needs at least for a step to run."""
+    return step_memory(workload, named=False).worst.least_bytes
+
+
+@dataclass
+class _Walks:
+    """Each chunk's passes, found once for all chunks that are alike (``firsts``) and all devices that round alike."""
+
+    setting: Setting
+    firsts: Sequence[int]
+    known: dict[tuple[int, bool], Passes] = field(default_factory=dict)
+
+    def of(self, chunk: int, *, on_gpu: bool) -> Passes:
+        """Its forward and backward."""
+        key = self.firsts[chunk], on_gpu
+        if key not in self.known:
+            twice, rounded = self.setting.execution.passes > 1, allocator.round_up if on_gpu else exactly
+            self.known[key] = passes(self.setting, key[0], Heap(rounded), twice=twice, on_gpu=on_gpu)
+        return self.known[key]
+
+
+def _stage(walks: _Walks, stage: int) -> Iterator[StageMemory]:
+    """One for each kind of device."""
+    setting = walks.setting
     workload = setting.workload
     count = workload.num_devices
     devices: dict[Device, int] = defaultdict(int)
@@ -123,7 +151,7 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
             devices[workload.cluster.device_of(rank)] += 1
     communicators = sum(axis.size > 1 for axis in workload.axes[stage]) + (workload.stages.count > 1)
     for device, number in devices.items():
-        peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
+        peak = _peak(walks, stage, on_gpu=device.kind == "gpu")
         reserved = allocator.reserved_bytes(peak.num_bytes, device, peak.flat, eager=setting.eager)
         outside = allocator.outside(device, communicators)
         least = allocator.least_reserved_bytes(peak.num_bytes, device, peak.flat, eager=setting.eager) + outside
@@ -153,15 +181,12 @@ class _Peak:
     on_host: float = 0.0
 
 
-def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], *, on_gpu: bool) -> _Peak:
+def _peak(walks: _Walks, stage: int, *, on_gpu: bool) -> _Peak:
     """Over the turns of a stage."""
+    setting = walks.setting
     stages, execution = setting.workload.stages, setting.workload.execution
-    rounded = allocator.round_up if on_gpu else exactly
     own = stages.chunks_on(stage)
-    for chunk in own:
-        if (chunk, on_gpu) not in walked:
-            walked[chunk, on_gpu] = passes(setting, chunk, Heap(rounded), twice=execution.passes > 1, on_gpu=on_gpu)
-    known = {chunk: walked[chunk, on_gpu] for chunk in own}
+    known = {chunk: walks.of(chunk, on_gpu=on_gpu) for chunk in own}
     kept = state(setting, own, on_gpu=on_gpu)
     search = _Search(setting, kept, known)
     shape = execution.micro_batches, execution.order, setting.train, execution.moments

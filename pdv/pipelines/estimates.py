@@ -139,12 +139,13 @@ class Estimates:
             yield from found
             fastest_s = found[0].step_s
             fits = any(one.fits for one in found)
-            if fits and (recompute == "none" or self.space.pinned.activations != "either"):
-                return
-            if not fits and FASTER * found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
-                for one in self._within(found[0], below_s):
+            less = self._evenly(found[0]) if fits and self._is_uneven(found[0]) else None if fits else found[0]
+            if less and FASTER * less.step_s < below_s and self._least(candidate, recompute) <= self.limit:
+                for one in self._within(less, below_s):
                     below_s = min(below_s, one.step_s if one.fits else math.inf)
                     yield one
+            if fits and (recompute == "none" or self.space.pinned.activations != "either"):
+                return
 
     def in_turns(self, one: Estimate, below_s: float) -> Iterator[Estimate]:
         """The same with several stages on each rank, where that may take less than ``below_s``; the most come first."""
@@ -236,20 +237,20 @@ class Estimates:
         """Whether memory keeps an estimate from its best cut."""
         if found.candidate.stages == 1:
             return False
-        whole = self._whole(found.candidate, found.inside, found.mode, found.extra)
-        sizes = whole.cut(math.inf)
-        assert sizes is not None, "no more stages than pieces"
-        return found.step_s > UNEVEN * whole.step_s(sizes)
+        return found.step_s > UNEVEN * self._evenly(found).step_s
+
+    def _evenly(self, one: Estimate) -> Estimate:
+        """The same, cut as is fastest, whether it fits or not."""
+        whole = self._whole(one.candidate, one.inside, one.mode, one.extra)
+        needed, step_s = whole.takes(whole.cut_freely())
+        return replace(one, needed_bytes=needed, step_s=step_s, fits=needed <= self.limit)
 
     def _estimate(self, candidate: Candidate, inside: Inside, mode: Mode, room: float | None, extra: Extra) -> Estimate:
         whole = self._whole(candidate, inside, mode, extra)
         sizes = whole.cut(self.limit)
-        fits = sizes is not None
-        if sizes is None:
-            sizes = whole.cut(math.inf)
-        assert sizes is not None, "no more stages than pieces"
-        needed, step_s = max(whole.held(sizes)), whole.step_s(sizes)
-        return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, needed <= SLACK * self.limit)
+        needed, step_s = whole.takes(sizes or whole.cut_freely())
+        fits, promising = sizes is not None, needed <= SLACK * self.limit
+        return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, promising)
 
     def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
         stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))

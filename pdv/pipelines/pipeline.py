@@ -88,6 +88,16 @@ class Whole:
                 return sizes
         return cut_pieces(self.costs(limit))
 
+    def cut_freely(self) -> tuple[int, ...]:
+        """The same whatever a device holds; there are no more stages than pieces."""
+        sizes = self.cut(math.inf)
+        assert sizes is not None, "no more stages than pieces"
+        return sizes
+
+    def takes(self, sizes: Sequence[int]) -> tuple[float, float]:
+        """Bytes of the fullest device, and seconds of a step."""
+        return max(self.held(sizes)), self.step_s(sizes)
+
     def costs(self, limit: float) -> list[Numbers]:
         """By chunk, what runs of pieces take, each of the chunks of a rank within an equal part of its room."""
         candidate, links, each = self.candidate, self.links, self.mode.virtual

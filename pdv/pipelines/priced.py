@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pdv.memory import step_memory
+from pdv.memory import needed_bytes
 from pdv.pcg.resting import exchanged
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, Mixing, held_at_once, share
@@ -98,7 +98,7 @@ class Pricer:
             step_s = simulate(work, draws=0).step_s
             if step_s >= found.step_s:
                 continue  # what it holds, which takes longer to find, does not matter
-            needed = step_memory(work).worst.least_bytes
+            needed = needed_bytes(work)
             if needed <= self.space.problem.memory_limit:
                 plan = replace(plan, stages=stages, execution=work.execution)
                 yield Found(found.estimate, plan, work, step_s, needed, fits=True)
@@ -148,13 +148,8 @@ class Pricer:
             found = min(found, other, key=lambda one: one.needed_bytes)
         if not found.fits or sizes is None:
             return found
-        uneven = candidate.stages > 1 and whole.step_s(sizes) > UNEVEN * whole.step_s(self._freely(whole))
+        uneven = candidate.stages > 1 and whole.step_s(sizes) > UNEVEN * whole.step_s(whole.cut_freely())
         return replace(found, step_s=simulate(found.work, draws=0).step_s, uneven=uneven)
-
-    def _freely(self, whole: Whole) -> tuple[int, ...]:
-        sizes = whole.cut(math.inf)
-        assert sizes is not None, "what can be cut within a limit can be cut freely"
-        return sizes
 
     def _cut(self, estimate: Estimate, inside: Inside, sizes: Sequence[int]) -> Found:
         candidate = estimate.candidate
@@ -163,5 +158,5 @@ class Pricer:
         stages = replace(stages, folded=estimate.mode.order in FOLDED)
         work = workload(self.space, candidate, inside.plan, stages, estimate.mode)
         plan = replace(inside.plan, stages=stages, execution=work.execution)
-        needed = step_memory(work).worst.least_bytes
+        needed = needed_bytes(work)
         return Found(estimate, plan, work, math.inf, needed, needed <= self.space.problem.memory_limit)

@@ -17,7 +17,7 @@ from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
-from pdv.memory import step_memory
+from pdv.memory import needed_bytes, step_memory
 from pdv.pcg.in_slices import workload_in_slices
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
@@ -106,7 +106,7 @@ def _sliced(best: Found, count: int, states: int, limit: float) -> BestPlan:
     several = are_several(best.plan.stages.count, made.micro_batches * count)
     execution = replace(made, moments=count, several=several)
     work = workload_in_slices(replace(best.work, execution=execution))
-    needed = step_memory(work).worst.least_bytes
+    needed = needed_bytes(work)
     if needed > limit:
         what = f"the plan found, in {count} slices, {too_large(needed, limit)}"
         raise NoPlanFitsError(what, mend="Fewer --slices, or leave them out", needed_bytes=needed)

@@ -16,7 +16,7 @@ from ir.scaling.rows import micro_batch
 from ir.types import DType
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
-from pdv.memory.step import step_memory
+from pdv.memory import needed_bytes, step_memory
 from pdv.passes.precision import with_dtype
 from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Problem
@@ -53,11 +53,6 @@ class Remedy:
     def as_dict(self) -> dict[str, str | float | bool]:
         """As JSON-ready data."""
         return {"change": self.change, "needed_bytes": self.needed_bytes, "fits": self.fits}
-
-
-def needed_bytes(work: Workload) -> float:
-    """What the fullest device needs for a step."""
-    return step_memory(work).worst.least_bytes
 
 
 def need_of(cluster: Cluster) -> Callable[[BestPlan], float]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 
 def test_links_of_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "cluster.yaml"
-    words = ["cluster", "bench", "--nproc", "2", "--device", "cpu", "--budget", "10s", "-o", str(output), "--json"]
+    words = ["cluster", "bench", "--nproc", "2", "--device", "cpu", "--budget", "4s", "-o", str(output), "--json"]
     assert cli.run(words) == 0
     told = json.loads(capsys.readouterr().out)
     (link,) = told["links"].values()

@@ -88,7 +88,8 @@ expected_of = lru_cache(reference)
 
 LONG = {  # each of their techniques is in another one, too
     "llama, zero x tp, accumulated and recomputed", "bert, pp2 x dp2, a row each", "vit, pp2 x tp2, recomputed",
-    "recommender, pp2 x dp2", "gpt2, gpipe", "mlp, pp4, in another order",
+    "recommender, pp2 x dp2", "gpt2, gpipe", "mlp, pp4, in another order", "llama, pp2 x zero-1",
+    "gpt2, pp2 x tp2, recomputed", "gpt2, three axes, zero",
 }  # fmt: skip
 
 

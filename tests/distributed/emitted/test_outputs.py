@@ -22,7 +22,7 @@ from pdv.emit.package import emit_package
 from pdv.frontend import load_program
 from pdv.pcg.derive import derive
 from pdv.plan.package import import_package
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.search.oracle import Oracle, decided
 from tests.pdv.worlds import problem
 
@@ -61,6 +61,8 @@ RETURNED: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Values | Tensor]] = 
     "flat rows": lambda m, x, h, y: (y.flatten(0, 1), h[:, 0]),
     "statistics": lambda m, x, h, y: (y, h.mean((0, 1))),
 }
+
+SLOW = {"two", "read on", "one, read on", "a parameter", "sequence first"}  # each is part of another one, too
 
 
 class Norm(nn.Module):
@@ -148,7 +150,7 @@ def expected(module: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor], 
     return [y.detach() for y in whole], targets, total.item(), state
 
 
-@pytest.mark.parametrize("what", RETURNED)
+@pytest.mark.parametrize("what", mark_slow(RETURNED, SLOW))
 def test_outputs_are_the_module_s(what: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     check(Returning(RETURNED[what]), torch.randn(BATCH, SEQUENCE, WIDTH), tmp_path)

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 from ir.sharding import Shard
 from pdv.plan.package import import_package
 from pdv.problem import Pins
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.emit.test_dropout import Deep
 from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
 from tests.pdv.pipelined import Blocks, plan_pipeline
@@ -92,6 +92,8 @@ CASES = {
     "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
 }
 
+SLOW = {"micro-batches alone", "stages of data parallel devices, tied weights"}  # each is part of another one, too
+
 
 def model_of(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A module and a batch of inputs."""
@@ -149,7 +151,7 @@ def train(folder: Path, name: str, sums: bool) -> tuple[list[float], dict[str, T
     return losses, gradients, model.full_state_dict()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mark_slow(CASES, SLOW))
 def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model, inputs = model_of(case.model)

@@ -23,15 +23,16 @@ from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.models.techniques import Technique
 from pdv.plan.package import Plan, import_package
+from tests.distributed.emitted.test_offload import gpt
 from tests.distributed.harness import mark_slow, run_ranks
-from tests.pdv.miniatures import Gpt, ids, settled
+from tests.pdv.miniatures import ids
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
 ROUNDED, UNIT = 1.5, 2.0**-9
 RESUMED = 0.1  # of what steps move
-STEPS, LEARNING_RATE, LONGEST = 20, 1e-2, 1.0
+STEPS, LEARNING_RATE, LONGEST = 8, 1e-2, 1.0
 
 ALONE = Technique("alone", (("wire", 1),))
 DP = Technique("dp", (("dp", 2),))
@@ -64,7 +65,7 @@ def plan(technique: Technique, how: dict[str, Any], **options: Any) -> Plan:
     """Gpt, its embedding tied."""
     devices = cluster(technique.mesh.num_devices * how["stages"])
     given = {"mesh": dict(technique.sizes), "pins": technique.pins, "precision": "mixed", **how, **options}
-    return plan_pipeline(settled(Gpt(2)), (ids(8, 8),), devices, **given)
+    return plan_pipeline(gpt(2), None, devices, **given)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
 
 
 def train(folder: Path, dtype: torch.dtype | None = None, steps: int = STEPS, lr: float = LEARNING_RATE) -> Seen:
-    """Twenty steps of AdamW on what ``parameters()`` gives."""
+    """Steps of AdamW on what ``parameters()`` gives."""
     model = import_package(folder).build(device="cpu", dtype=dtype)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
@@ -114,7 +115,7 @@ def test_several_processes_are_as_near_to_float32_as_one(way: str, tmp_path: Pat
     folder = plan(technique, how).save(tmp_path / "gpt_pdv")
     exact, alone = train(folder, torch.float32), train(folder)
     bounds = [max(ROUNDED * one, UNIT) for one in apart(alone, exact)]
-    assert exact.losses[-1] < exact.losses[0] / 3
+    assert exact.losses[-1] < 0.9 * exact.losses[0]
     for seen in run_ranks(train, technique.mesh.num_devices * how["stages"], folder):
         several = apart(seen, exact)
         assert several[0] > 0, "nothing was rounded"

@@ -19,7 +19,7 @@ from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
-STEPS = 20
+STEPS = 8
 PARITY = 1e-4  # relative, float32
 NONE: tuple[tuple[str, int], ...] = ()
 

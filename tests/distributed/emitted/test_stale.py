@@ -20,7 +20,7 @@ from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
-STEPS, LONGEST = 20, 1.0
+STEPS, LONGEST = 8, 1.0
 PARITY = 1e-4  # relative, float32
 NONE: tuple[tuple[str, int], ...] = ()
 

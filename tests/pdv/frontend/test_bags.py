@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pdv
 from pdv.frontend import load_program
 from pdv.plan.package import import_package
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.frontend.test_masks import said
 from tests.pdv.worlds import cluster
 
@@ -29,6 +29,8 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "weighted": {"mode": "sum", "weighted": True},
     "weighted, without padding": {"mode": "sum", "padding_idx": 3, "weighted": True, "include_last_offset": True},
 }
+
+SLOW = {"sums", "means", "sums without padding", "the last offset as well"}  # each is part of another one, too
 
 
 class Recommender(nn.Module):
@@ -76,7 +78,7 @@ def steps_on_rank(folder: Path, batches: list[tuple[Tensor, Tensor, Tensor]]) ->
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mark_slow(WAYS, SLOW))
 @pytest.mark.parametrize(
     ("mesh", "techniques"),
     [({"a": 2}, {"a": "ddp"}), ({"a": 2, "b": 2}, {"a": "ddp", "b": "megatron"})],

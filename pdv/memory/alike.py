@@ -1,0 +1,61 @@
+"""Chunks that hold the same from moment to moment, whatever their layers are called. Entry point: ``first_alike``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+
+from ir.graph import Node
+from pdv.memory.passes import segments_of
+from pdv.memory.setting import Setting, chain, of_weights
+from pdv.pcg.units import gathered_units
+
+
+def first_alike(setting: Setting) -> tuple[int, ...]:
+    """By chunk, the first whose walk is the same: each itself, where a framework runs it (its walk asks for more)."""
+    if not setting.eager:
+        return tuple(range(len(setting.chunks)))
+    firsts: dict[str, int] = {}
+    return tuple(firsts.setdefault(_mark(setting, chunk), number) for number, chunk in enumerate(setting.chunks))
+
+
+def _mark(setting: Setting, chunk: Sequence[Node]) -> str:
+    """What a chunk's walk depends on: operators, local shapes, who reads what, and what runs again."""
+    numbers: dict[Node, int] = {}
+    units = gathered_units((operand for node in chunk for operand in node.operands), several=False)
+    keys = {key: number for number, key in enumerate(dict.fromkeys(units.values()))}
+    inside, returned = set(chunk), {node for _, node in setting.workload.pcg.outputs}
+    users = setting.workload.pcg.users
+
+    def number(node: Node) -> int:
+        return numbers.setdefault(node, len(numbers))
+
+    def read(operand: Node) -> Hashable:
+        if operand in inside:
+            return number(operand)
+        steps = chain(operand) if of_weights(operand) else [operand]
+        unit = keys[units[operand]] if operand in units else None
+        return tuple((number(step), _of(setting, step)) for step in steps), unit
+
+    marks: list[Hashable] = [
+        (
+            _of(setting, node),
+            node.needs_grad,
+            setting.is_differentiated(node),
+            node in returned,
+            any(user not in inside and not user.is_leaf for user in users[node]),
+            tuple(map(read, node.operands)),
+            number(node),
+        )
+        for node in chunk
+    ]
+    marks += [(len(one.nodes), one.recomputed, one.hosted) for one in segments_of(setting, chunk)]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()
+
+
+def _of(setting: Setting, node: Node) -> Hashable:
+    """A value by itself: what it is called does not matter."""
+    what = node.signature
+    if node.is_leaf:
+        what = f"{node.attr('trainable')}, {bool(node.attr('regather'))}" if node.is_param else ""
+    return node.op.name, what, str(node.type), setting.shape(node), node.needs_grad
