@@ -58,7 +58,11 @@ EMITTED: dict[str, Any] = {
 }  # fmt: skip
 BUDGET_S = 600.0
 KEY = ("model", "set", "devices", "batch", "measured_s")  # of a row
-CASES = (("llama-3-70b", 128, "8x8-h100"), ("gpt3-175b", 512, "32-dgx-a100"))  # of examples/clusters
+CASES = (  # of examples/clusters
+    ("llama-3-8b", 512, "8x8-h100"),
+    ("llama-3-70b", 128, "8x8-h100"),
+    ("gpt3-175b", 512, "32-dgx-a100"),
+)
 ZEROS: tuple[Literal[0, 1, 3], ...] = (0, 1, 3)
 
 
@@ -71,13 +75,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of a model's name")
     parser.add_argument("--cases", action="store_true", help="those of this repository, of which nothing is published")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="each N-th row, from the I-th on")
-    parser.add_argument("--merge", action="store_true", help="keep the other rows of the record")
+    parser.add_argument("--merge", action="store_true", help="keep what else the record has, of these rows and others")
     options = parser.parse_args()
     every = cases() if options.cases else rows_of(options.runs, smoke=options.smoke)
     chosen = [run for run in every if options.only.lower() in run.model.lower()]
+    before = {key_of(row): row for row in merged(options.json, [], *KEY)} if options.merge else {}
     now: list[dict[str, Any]] = []
     for run in chosen[part_of(options.part)]:
-        now.append(compare(run, options.cost, lattice=options.lattice))
+        row = compare(run, options.cost, lattice=options.lattice)
+        now.append(before.get(key_of(row), {}) | row)  # without --lattice the lattice's best stays
         print(line_of(now[-1]), flush=True)
         if options.merge:  # a row takes minutes: what is done stays
             Record(merged(options.json, now, *KEY)).write(options.json)
@@ -85,6 +91,11 @@ def main() -> None:
     show(record)
     record.print_summary()
     record.write(options.json)
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a row of the record from others."""
+    return tuple(row[name] for name in KEY)
 
 
 def rows_of(paths: Sequence[Path], *, smoke: bool) -> Iterator[Run]:

@@ -16,6 +16,7 @@ REQUIRED = (
     "ml-dtypes",
     "networkx",
     "scipy",
+    "threadpoolctl",
     "pydantic",
     "PyYAML",
     "typer",

@@ -32,7 +32,7 @@ from pdv.schedule.pieces import pieces
 from pdv.simulate.lowering.in_step import InStep
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
-MESHES = 3  # of a stage that are looked at
+MESHES = 4  # of a stage that are looked at
 ADDED_PASSES = 3  # over a parameter's bytes: two gradients are read, their sum is written
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 

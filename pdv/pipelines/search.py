@@ -285,13 +285,13 @@ class Search:
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
         """The same on another mesh, if that is faster where memory does not matter.
 
-        Where the mesh's slow axis cannot cut the rows of a micro-batch, also with as many for each of its devices.
+        Where its slow axis cannot cut the rows of a micro-batch, also with the nearest numbers of those that it can.
         """
-        count, before = candidate.micro_batches, candidate.mesh.axes
+        count, size = candidate.micro_batches, mesh.axes[0].size
         counts = [count]
-        if len(before) == len(mesh.axes) > 1 and (self.space.batch // count) % mesh.axes[0].size:
-            same = count * before[0].size / mesh.axes[0].size
-            counts += [other for other in self.space.counts_of(candidate.stages) if other == same != count]
+        if (self.space.batch // count) % size:
+            cut = [c for c in self.space.counts_of(candidate.stages) if (self.space.batch // c) % size == 0]
+            counts += [c for c in cut if c > count][:1] + [c for c in cut if c < count][-1:]
         for one in counts:
             other = self.space.candidate(candidate.stages, mesh, one)
             if other in self.known or self.late:

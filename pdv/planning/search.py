@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from threadpoolctl import threadpool_limits
+
 from ir.errors import NoPlanFitsError, UsageError, did_you_mean
 from ir.graph import Graph
 from pdv import config
@@ -106,24 +108,26 @@ def search_problems(
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
-    started, deadline = time.process_time(), time.monotonic() + effort.budget_s
-    plain, never = pins is None and problems[0].pins == Pins(), pipelines == "never"
-    _check_alone(not pinned.says_how or ((plain or inside is not None) and not never))
-    may = plain and cluster.mesh is None and effort.search == config.SEARCH and not never
-    asked = partial(_search_pipelines, problems, cluster, progress=progress, pinned=pinned, pins=pins, inside=inside)
-    first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
-    if first and (result := asked(effort)) is not None:
-        return _timed(result, started)
-    try:
-        return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
-    except NoPlanFitsError as error:
-        if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
-            raise
-        if may and not first and (result := asked(effort.until(deadline))) is not None:
+    # Products are small here: threads of BLAS that wait for the next one would take a core each.
+    with threadpool_limits(limits=1, user_api="blas"):
+        started, deadline = time.process_time(), time.monotonic() + effort.budget_s
+        plain, never = pins is None and problems[0].pins == Pins(), pipelines == "never"
+        _check_alone(not pinned.says_how or ((plain or inside is not None) and not never))
+        may = plain and cluster.mesh is None and effort.search == config.SEARCH and not never
+        asked = partial(_search_pipelines, problems, cluster, pinned=pinned, pins=pins, inside=inside)
+        first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
+        if first and (result := asked(effort, progress=progress)) is not None:
             return _timed(result, started)
-        if again is None:
-            raise
-        raise _with_remedies(error, again, problems[0], cluster, progress) from error
+        try:
+            return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
+        except NoPlanFitsError as error:
+            if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
+                raise
+            if may and not first and (result := asked(effort.until(deadline), progress=progress)) is not None:
+                return _timed(result, started)
+            if again is None:
+                raise
+            raise _with_remedies(error, again, problems[0], cluster, progress) from error
 
 
 def _with_remedies(

@@ -45,7 +45,7 @@ from pdv.simulate.step import factors
 DRAWS = 16  # of stragglers, as steps are predicted
 # Of memory, in seconds of an inside for all that its stages have; in this order, as long as a cell is bounded lowest.
 PRICES = (0.3, 0.7, 0.1, 0.45, 0.2, 1.2)
-SOLVED = 64  # insides at most; what is known by then is a bound, too
+SOLVED = 128  # insides at most; what is known by then is a bound, too
 MOST = 4.0  # times what all stages together take, that is looked for
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
 
