@@ -287,7 +287,7 @@ class Search:
 
         Where its slow axis cannot cut the rows of a micro-batch, also with the nearest numbers of those that it can.
         """
-        count, size = candidate.micro_batches, mesh.axes[0].size
+        count, size = candidate.micro_batches, next((axis.size for axis in mesh.axes), 1)
         counts = [count]
         if (self.space.batch // count) % size:
             cut = [c for c in self.space.counts_of(candidate.stages) if (self.space.batch // c) % size == 0]
