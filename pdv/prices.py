@@ -16,7 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import MeshCandidate
 from pdv.cluster.presets import LINKS
-from pdv.cost.comm import AxisLink, axis_link
+from pdv.cost.comm import AxisLink, axis_link, calling_s
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.stage_links import stage_links
@@ -98,7 +98,8 @@ def _with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLi
 def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) -> tuple[AxisLink, ...]:
     """The links of a mesh's axes, with what is known of their collectives."""
     pairs = zip(candidate.mesh.axes, candidate.routes, strict=True)
-    axes = [axis_link(axis.size, route, library=cluster.library) for axis, route in pairs]
+    called_s = calling_s(entry.device for entry in cluster.classes)
+    axes = [axis_link(axis.size, route, library=cluster.library, called_s=called_s) for axis, route in pairs]
     return _with_known(cluster, compute, axes)
 
 

@@ -15,18 +15,21 @@ scan" (Parallel Computing 2009); for the levels Cho et al., "BlueConnect" (MLSys
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from ir.ops.parallel import transition_of
 from ir.transition import Collective, Communication
-from pdv.cluster import Hop, Library, Link, Route
+from pdv.cluster import Device, Hop, Library, Link, Route
 from pdv.cost.curves import Curves
 
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
 TREE_SHARE = 0.92
+# Calling a collective on a CPU, beside the collective: autograd's function, gloo's request; and where processes share
+# cores, for it ends when the last of them has had a core (benchmarks/cluster.py, cells on one host).
+CALLED_S, TURN_S = 5e-5, 2e-3
 
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
 LEVELLED_BYTES = 2.0**20  # an all-reduce of so many bytes says whether all over an axis are taken level by level,
@@ -40,6 +43,7 @@ class AxisLink:
     ``stages`` are the levels that it crosses, outer to inner; without them it is one, ``size`` members on ``link``.
     ``parts`` are the axes of a joint one that is known by their curves; ``curves`` are then the least certain of them.
     ``wider`` are the curves of larger groups on the same link, by size: those of joint axes with others on it.
+    ``called_s`` is what a call takes beside the collective, in a program that waits for it.
     """
 
     size: int
@@ -49,6 +53,7 @@ class AxisLink:
     parts: tuple[AxisLink, ...] = ()
     library: Library = "nccl"
     wider: tuple[tuple[int, Curves], ...] = ()
+    called_s: float = 0.0
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -56,10 +61,15 @@ class AxisLink:
         return _levels(self) if self.library == "gloo" and len(self.stages) > 1 else ()
 
 
-def axis_link(size: int, route: Route, curves: Curves | None = None, library: Library = "nccl") -> AxisLink:
+def axis_link(size: int, route: Route, *, library: Library = "nccl", called_s: float = 0.0) -> AxisLink:
     """The axis whose groups of ``size`` take this route."""
     plain = len(route.stages) < 2 and all(stage.exchange_bytes_per_s is None for stage in route.stages)
-    return AxisLink(size, route.link, curves, () if plain else route.stages, library=library)
+    return AxisLink(size, route.link, stages=() if plain else route.stages, library=library, called_s=called_s)
+
+
+def calling_s(devices: Iterable[Device]) -> float:
+    """What calling a collective takes of the slowest of some devices; a GPU's host calls ahead."""
+    return max(0.0 if device.kind != "cpu" else TURN_S if device.share < 1.0 else CALLED_S for device in devices)
 
 
 @cache
@@ -72,12 +82,13 @@ def joint_link(axes: tuple[AxisLink, ...]) -> AxisLink:
         return axes[0]
     slowest = min((axis.link for axis in axes), key=lambda link: link.bandwidth_bytes_per_s)
     size, library = math.prod(axis.size for axis in axes), axes[0].library
+    called_s = max(axis.called_s for axis in axes)
     if (wide := _joint_curves(axes, size)) is not None:
-        return AxisLink(size, slowest, wide, library=library)
+        return AxisLink(size, slowest, wide, library=library, called_s=called_s)
     stages = tuple(stage for axis in axes for stage in _stages(axis))
     known = [axis.curves for axis in axes if axis.curves is not None]
     worst = max(known, key=lambda entry: entry.relative_std, default=None)
-    return AxisLink(size, slowest, worst, stages, axes if known else (), library)
+    return AxisLink(size, slowest, worst, stages, axes if known else (), library, called_s=called_s)
 
 
 def _joint_curves(axes: Sequence[AxisLink], size: int) -> Curves | None:
@@ -321,7 +332,7 @@ def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, 
     """
     transition = transition_of(name)
     larger = local_bytes * axis.size if transition.forward is Communication.ALL_GATHER else local_bytes
-    forward, backward = (_seconds(communication, axis, larger) for communication in transition.communications)
+    forward, backward = (_called_seconds(communication, axis, larger) for communication in transition.communications)
     return forward, backward
 
 
@@ -334,9 +345,11 @@ def sum_seconds(name: str, axis: AxisLink, local_bytes: float, bucket_bytes: flo
     return move_seconds(name, axis, together)[1] * (local_bytes / together if together else 1.0)
 
 
-def _seconds(communication: Communication, axis: AxisLink, num_bytes: float) -> float:
+def _called_seconds(communication: Communication, axis: AxisLink, num_bytes: float) -> float:
     collective = communication.collective
-    return 0.0 if collective is None else _SECONDS[collective](axis, num_bytes)
+    if collective is None or axis.size < 2:
+        return 0.0
+    return axis.called_s + _SECONDS[collective](axis, num_bytes)
 
 
 _SECONDS: Mapping[Collective, Callable[[AxisLink, float], float]] = {

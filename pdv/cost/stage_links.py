@@ -8,7 +8,7 @@ from functools import lru_cache
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.routing.route import find_route
-from pdv.cost.comm import AxisLink, axis_link
+from pdv.cost.comm import AxisLink, axis_link, calling_s
 
 SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the first and the last
 
@@ -34,7 +34,8 @@ def _of_axis(cluster: Cluster, mesh: Mesh, position: int, start: int) -> AxisLin
     size = mesh.axes[position].size
     routes = [find_route(cluster, ranks) for ranks in _groups(cluster, mesh, position, start)]
     slowest = min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
-    return axis_link(size, slowest, library=cluster.library)
+    called_s = calling_s(entry.device for entry in cluster.classes)
+    return axis_link(size, slowest, library=cluster.library, called_s=called_s)
 
 
 def _groups(cluster: Cluster, mesh: Mesh, position: int, start: int) -> Iterator[tuple[int, ...]]:

@@ -127,6 +127,7 @@ def _link_document(link: AxisLink) -> Document:
         "bandwidth_bytes_per_s": finite(link.link.bandwidth_bytes_per_s),
         "latency_s": link.link.latency_s,
         **({} if link.library == "nccl" else {"library": link.library}),
+        **({"called_s": link.called_s} if link.called_s else {}),
         **({} if link.curves is None else {"curves": link.curves.as_dict()}),
         **({} if not link.wider else {"wider": [[size, one.as_dict()] for size, one in link.wider]}),
         **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
@@ -177,7 +178,8 @@ def _link(entry: Mapping[str, Any]) -> Link:
 def _axis_link(size: int, entry: Mapping[str, Any]) -> AxisLink:
     wider = tuple((int(count), Curves.from_dict(of)) for count, of in entry.get("wider", ()))
     library: Library = {"nccl": "nccl", "gloo": "gloo"}[entry.get("library", "nccl")]  # type: ignore[assignment]
-    return AxisLink(size, _link(entry), _curves(entry), _stages(entry), library=library, wider=wider)
+    called_s = float(entry.get("called_s", 0.0))
+    return AxisLink(size, _link(entry), _curves(entry), _stages(entry), (), library, wider, called_s)
 
 
 def _curves(entry: Mapping[str, Any]) -> Curves | None:

@@ -31,8 +31,6 @@ class Calibration:
         attention_gpu: the same of FlashAttention.
         traffic_gpu: the same of all other kernels, which move memory.
         kernels_cpu: the same of every kernel on a CPU.
-        move_cpu_s: calling a collective on a CPU, beside the collective: autograd's function, gloo's request.
-        move_turn_cpu_s: the same where processes share cores: it ends when the last of them has had a core.
         copies_cpu: copies beside a collective on a CPU, over reading and writing memory at its full speed: results are
             new memory each time, whose pages the system has yet to give.
         unaligned: how much slower a product in two-byte types is where rows are an odd number of elements.
@@ -58,8 +56,6 @@ class Calibration:
     attention_gpu: float = 0.89
     traffic_gpu: float = 0.79
     kernels_cpu: float = 1.35
-    move_cpu_s: float = 5e-5
-    move_turn_cpu_s: float = 5e-3
     copies_cpu: float = 10.0
     unaligned: float = 13.1
     half_aligned: float = 13.1

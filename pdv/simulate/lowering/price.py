@@ -16,9 +16,7 @@ from ir.dims import Loops
 from ir.graph import Node, unmoved
 from ir.operator import Operator
 from ir.ops import OPERATORS
-from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, local_shape
-from ir.transition import Communication
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
@@ -146,16 +144,7 @@ class DevicePrices:
         found = [copied_bytes(entry, way) for way in (0, 1)]
         ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
         factor = self.inside.calibration.copies_cpu if self.device.kind == "cpu" else self.inside.slowdown(None)
-        price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
-        if self.device.kind != "cpu":
-            return price
-        calibration, shared = self.inside.calibration, self.device.share < 1.0
-        called_ps = picoseconds(calibration.move_turn_cpu_s if shared else calibration.move_cpu_s)
-        ahead_ps, behind_ps = (
-            0 if communication is Communication.NONE else called_ps
-            for communication in transition_of(entry.name).communications
-        )
-        return price._replace(forward=price.forward + ahead_ps, backward=price.backward + behind_ps)
+        return self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""

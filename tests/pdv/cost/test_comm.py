@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,12 @@ from pdv.cost.comm import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
+    calling_s,
+    joint_link,
     move_seconds,
     reduce_scatter_seconds,
 )
+from tests.pdv.worlds import DEVICE
 
 LINK = Link("wire", 1e9, 1e-6)
 SIZES = (2, 3, 4, 6, 8, 64)
@@ -70,6 +74,26 @@ def test_a_fusion_never_costs_more_than_its_parts() -> None:
     ):
         alone = sum(sum(move_seconds(name, axis, num_bytes)) for name, num_bytes in parts)
         assert sum(move_seconds(fused, axis, held)) <= alone + 1e-18
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_each_collective_is_called_once(name: str) -> None:
+    axis = AxisLink(4, LINK)
+    transition = TRANSITIONS[name]
+    pairs = zip(move_seconds(name, axis, 64.0), move_seconds(name, replace(axis, called_s=1e-3), 64.0), strict=True)
+    for communication, (sent_s, called_s) in zip(transition.communications, pairs, strict=True):
+        assert called_s - sent_s == pytest.approx(1e-3 if communication.collective else 0.0)
+
+
+def test_several_axes_are_called_as_one() -> None:
+    one, other = (AxisLink(size, LINK, called_s=called_s) for size, called_s in ((2, 1e-3), (4, 2e-3)))
+    assert joint_link((one, other)).called_s == 2e-3
+
+
+def test_hosts_of_gpus_call_ahead() -> None:
+    cpu = replace(DEVICE, kind="cpu")
+    assert calling_s((DEVICE,)) == 0.0
+    assert 0.0 < calling_s((cpu,)) < calling_s((DEVICE, replace(cpu, share=0.5)))
 
 
 def test_every_parallel_operator_has_a_price() -> None:

@@ -27,7 +27,7 @@ PLAIN = Calibration(
     std_cpu=0.0,
     host_forward_s=0.0, host_backward_s=0.0, host_pass_s=0.0, host_step_s=0.0, overlap_slowdown=1.0, straggler_std=0.0,
     collective_efficiency=1.0, products_gpu=1.0, attention_gpu=1.0, traffic_gpu=1.0, kernels_cpu=1.0, unaligned=1.0,
-    half_aligned=1.0, move_cpu_s=0.0,
+    half_aligned=1.0,
 )  # fmt: skip
 # of no other bytes than as emitted, but without the copies that the emitted program makes around its collectives
 WAITING = Execution(overlap=Overlap(transfers=False), eager=False)
