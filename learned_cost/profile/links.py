@@ -24,6 +24,8 @@ import torch.multiprocessing as mp
 from learned_cost.profile.collectives import FACTORS, agree, collective_call, slowest_seconds
 
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
+TELLING = 3.0  # times as long as the smallest of a collective: its largest size says how fast bytes are
+LONGEST = 5.0  # times the budget, where by then no size was as long
 PAIR_BYTES = 2**22
 MAX_PAIRS = 28  # those of eight ranks
 
@@ -119,15 +121,24 @@ def _level(level: LevelAsked, device: torch.device, budget_s: float) -> list[Lin
             group = dist.new_group(ranks)  # every rank makes every group
             own = group if rank in ranks else own
     assert own is not None, f"rank {rank} is in no group of {level}"
-    size, until, rows = level.span // level.stride, time.monotonic() + budget_s, []
+    size, started, rows = level.span // level.stride, time.monotonic(), list[LinkRow]()
     for num_bytes in SIZES:
-        if not agree(time.monotonic() < until, device):
+        spent_s = time.monotonic() - started
+        if not agree(spent_s < budget_s or (spent_s < LONGEST * budget_s and not tell_rates(rows)), device):
             break
         count = max(num_bytes // 4 // size, 1) * size
         for name in FACTORS:
             seconds = statistics.median(slowest_seconds(collective_call(name, count, device, own), device))
             rows.append(LinkRow(level.name, name, size, count * 4, seconds))
     return rows
+
+
+def tell_rates(rows: Sequence[LinkRow]) -> bool:
+    """Whether the largest size of each collective took so much longer than the smallest that bytes tell, not calls."""
+    by_name: dict[str, list[float]] = {}
+    for row in rows:
+        by_name.setdefault(row.collective, []).append(row.seconds)
+    return bool(rows) and all(seconds[-1] >= TELLING * seconds[0] for seconds in by_name.values())
 
 
 def _pairs(device: torch.device) -> list[tuple[int, int, float]]:
