@@ -18,6 +18,7 @@ Ranges = Mapping[str, tuple[int, int]]
 """Input -> the least id that is drawn, and the least that is not any more."""
 
 _HALVINGS = 12
+_DRAWN = 256
 
 
 def are_computed(ids: Node) -> bool:
@@ -66,8 +67,8 @@ def _integer_inputs(node: Node, seen: set[Node]) -> set[str]:
 def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
     """Where ids of the inputs are drawn from.
 
-    Below the least table that they index; where they are computed, in that part of it which keeps most of them in their
-    tables, the widest first.
+    Below the least table that they index; of those that others are computed of, in that part of it which keeps most of
+    these in their tables, the widest first.
 
     Args:
         serial: the program.
@@ -80,10 +81,11 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
     graph = Graph((), tuple((str(i), node.operands[1]) for i, node in enumerate(looked_up)))
     if graph.params or any(_is_unknown(node) for node in graph.nodes):
         return whole
+    moved = {node.attr("name") for node in graph.nodes if node.is_input}
     tables = {str(i): node.loops.extents["v"] for i, node in enumerate(looked_up)}
     best, most = whole, -1.0
     for begin, end in _parts():
-        ranges = {name: _part(limit, begin, end) for name, limit in limits.items()}
+        ranges = {name: _part(limit, begin, end) if name in moved else whole[name] for name, limit in limits.items()}
         inside = _inside(graph, ranges, tables)
         if inside > most:
             best, most = ranges, inside
@@ -112,13 +114,20 @@ def _part(limit: int, begin: Fraction, end: Fraction) -> tuple[int, int]:
 
 
 def _inside(graph: Graph, ranges: Ranges, tables: Mapping[str, int]) -> float:
-    """The share of ids that lie in their tables."""
+    """The share of ids that lie in their tables: of inputs at both ends of their ranges, and of drawn ones.
+
+    Of few ids several are drawn: by luck all of them may lie in a table that others do not.
+    """
     random = np.random.default_rng(0)
-    values = {
-        node.attr("name"): random.integers(*ranges.get(node.attr("name"), (0, 2)), size=node.type.shape)
-        for node in graph.nodes
-        if node.is_input
-    }
-    found = evaluate(graph, values).gather()
-    inside = [((found[name] >= 0) & (found[name] < rows)).mean() for name, rows in tables.items()]
-    return float(np.mean(inside))
+    inputs = [(node.attr("name"), node.type.shape) for node in graph.nodes if node.is_input]
+    least = {name: np.full(shape, ranges.get(name, (0, 2))[0]) for name, shape in inputs}
+    most = {name: np.full(shape, ranges.get(name, (0, 2))[1] - 1) for name, shape in inputs}
+    count = 1 + _DRAWN // max((node.type.num_elements for _, node in graph.outputs), default=1)
+    drawn = [
+        {name: random.integers(*ranges.get(name, (0, 2)), size=shape) for name, shape in inputs} for _ in range(count)
+    ]
+    shares = []
+    for values in (least, most, *drawn):
+        found = evaluate(graph, values).gather()
+        shares += [((found[name] >= 0) & (found[name] < rows)).mean() for name, rows in tables.items()]
+    return float(np.mean(shares))

@@ -49,6 +49,7 @@ MADE = 4  # plans at most, once one fits
 ALIKE = 2  # of them with the same stages on the same mesh: what their estimates leave out, they all leave out
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
+SHARE = 0.1  # of the time that there is, for one inside: most take a hundredth, wide ones would take hours
 
 
 def search_pipelines(
@@ -76,7 +77,7 @@ def search_pipelines(
     space.check_pins()
     if not (problem.train and space.open):
         return None
-    estimates = Estimates(space, strategy, ROUGHLY)
+    estimates = Estimates(space, strategy, replace(ROUGHLY, seconds=SHARE * budget_s))
     now = time.monotonic()
     search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
@@ -166,8 +167,8 @@ class Search:
     _mixings: list[Mixing] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        short, middle = self.estimates.graph, self.estimates.short.repeated
-        self._rewritten = Insides(self.space, short, self.strategy, ROUGHLY, rules=True, middle=middle)
+        short, middle, budget = self.estimates.graph, self.estimates.short.repeated, self.estimates.insides.budget
+        self._rewritten = Insides(self.space, short, self.strategy, budget, rules=True, middle=middle)
         self.stopped = Noticed(lambda: time.monotonic() > self.deadline or self.watch.stopped())
 
     @property

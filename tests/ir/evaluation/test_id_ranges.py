@@ -54,6 +54,23 @@ def test_computed_ids_lie_in_their_table(name: str) -> None:
     assert places.max() < 96
 
 
+@pytest.mark.parametrize("rows", [2, 8, 30])
+def test_few_ids_do_not_lie_in_their_table_by_luck(rows: int) -> None:
+    """The last row of each sequence, by its length: ids count on from where each begins."""
+    k = Builder()
+    tokens, lengths = (
+        k.input("tokens", TensorType((rows, 6), DType.I64)),
+        k.input("lengths", TensorType((rows,), DType.I64)),
+    )
+    words = k.param("words", TensorType((40, 8), F32))
+    places = k.add(k.shift(lengths, offset_by=-1), k.const(6 * np.arange(1, rows + 1)))
+    h = k.reshape(k.embedding(words, k.reshape(tokens, shape=(6 * rows,))), shape=(6 * rows, 8))
+    found = id_ranges(k.graph({"y": k.embedding(h, places)}), {"tokens": 40, "lengths": 6 * rows})
+    assert found["tokens"] == (0, 40)
+    least, most = found["lengths"]
+    assert 0 <= least < most <= 2
+
+
 def test_ids_as_they_are_given_are_drawn_from_the_whole_table() -> None:
     k = Builder()
     ids = k.input("ids", TensorType((8, 3), DType.I64))

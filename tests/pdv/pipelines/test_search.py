@@ -31,7 +31,7 @@ from pdv.pipelines.shorten import shorten
 from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.prices import cost_model
-from pdv.problem import Problem
+from pdv.problem import Problem, Solution
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 from pdv.search.strategies.backtrack import backtrack
@@ -87,6 +87,19 @@ def test_slow_hosts_get_a_pipeline() -> None:
     assert best.cost.seconds == plan_cost(replace(inner, graph=best.solution.graph), best.pcg).seconds
     assert best.step_s is not None
     assert 0 < best.lower_bound_s <= best.step_s
+
+
+def test_no_inside_takes_all_the_time_there_is() -> None:
+    """An exact search of a wide graph would: recurrent layers, whose weights are read at each step."""
+    asked: list[float] = []
+
+    def noted(one: Problem, budget: Budget) -> Solution:
+        asked.append(budget.seconds)
+        return backtrack(one, budget)
+
+    search_pipelines(problem(), hosts(), 30.0, noted)
+    assert asked
+    assert max(asked) <= 0.1 * 30.0
 
 
 @pytest.mark.parametrize(("share", "quota", "orders"), [(0.5, False, 0), (0.5, True, 2), (1.0, False, 2)])
