@@ -36,7 +36,7 @@ def emitted(package: Path) -> Step:
     """A step of the program in a folder; every rank is given the whole batch."""
     sys.path.insert(0, str(package.resolve().parent))
     model = import_module(package.name).build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     def step(x: Tensor, y: Tensor) -> None:
         model.train_step(x, y, loss_fn)
@@ -50,7 +50,7 @@ def data_parallel(size: str, batch: int) -> Step:
     """A step of the module that the program was planned from, each rank on its rows of the batch."""
     module, _ = build("gpt2", size, batch=batch)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     def step(x: Tensor, y: Tensor) -> None:
         own, target = (whole.chunk(dist.get_world_size())[dist.get_rank()] for whole in (x, y))

@@ -101,7 +101,7 @@ def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
     module, inputs = build("gpt2", "full" if size.name == "full" else "small", batch=size.batch)
     export_onnx(module, inputs, path)
     say(f"    and training it on one device, {steps} steps")
-    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, fused=True)
     losses = []
     for x, y in batches(steps, size.batch, size.sequence, size.vocabulary):
         loss = cross_entropy(module(x).flatten(0, 1), y.flatten())

@@ -36,7 +36,7 @@ def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 sys.path.insert(0, str(options.package.resolve().parent))
 model = import_module(options.package.name).build()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=torch.cuda.is_available())
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 losses, seconds = [], []
 for x, y in batches(options.steps, options.batch, options.sequence, options.vocabulary):
     started = time.perf_counter()

@@ -32,6 +32,7 @@ Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", 
 NO_SIZES = frozenset({
     "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "maximum",
     "minimum", "number", "offset_by", "p", "padding_idx", "perm", "points", "relation", "scale", "shape", "to_dim",
+    "draw", "high", "kind", "low", "trains",
 })  # fmt: skip
 """Attributes that name no size but the result's: places of dims, axes, numbers whose value is the same at all sizes."""
 

@@ -112,7 +112,7 @@ class KernelCosts:
         return [NodeEstimate(self._sum(forward), self._sum(backward)) for forward, backward in described]
 
     def optimizer(self, num_bytes: float) -> Estimate:
-        """AdamW over one parameter, and what else it costs the host; on a GPU, which a host runs ahead of, analytic."""
+        """Fused AdamW over a parameter, and what it costs the host beside it; analytic on GPUs, which hide that."""
         if any(place.record.kind != "cpu" for place in self.places):
             return self.analytic.optimizer(num_bytes)
         seconds = max(CPU.seconds(num_bytes) / place.pace for place in self.places)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.record import environment
 from pdv.check.module_run import Undropped
-from pdv.frontend.torch.drop_path import say_drop_paths
+from pdv.frontend.torch.draws import say_drop_paths
 from pdv.plan.package import Plan, import_package
 
 PROCESSES, TOLERANCE = 4, 1e-3  # of the largest gradient, in float32

@@ -9,7 +9,7 @@ from ir.operator import Operator
 from ir.ops import (
     batch_norm,
     contraction,
-    dropout,
+    draws,
     elementwise,
     functions,
     indexing,
@@ -25,7 +25,7 @@ from ir.ops import (
 )
 
 _FAMILIES = (
-    leaf, contraction, elementwise, functions, logic, dropout, normalization, batch_norm, reduction, movement, parts,
+    leaf, contraction, elementwise, functions, logic, draws, normalization, batch_norm, reduction, movement, parts,
     indexing, stencil, opaque, parallel,
 )  # fmt: skip
 

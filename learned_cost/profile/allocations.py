@@ -55,7 +55,7 @@ def changes(run: Callable[[], Any]) -> list[int]:
 
 
 def training_peak(model: Any, inputs: tuple[Tensor, ...], target: Tensor, repeats: int = 8) -> int:
-    """Of a step of AdamW, as examples/train.py takes it, once the optimizer's state is there.
+    """Of a step of AdamW, as torch takes it by default (fused it needs less), once the optimizer's state is there.
 
     The least of some: gloo's threads let go of a collective's tensors when they next get a turn, which on a busy
     machine can be any time later.

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.copies import copy_with, take_apart
-from pdv.frontend.torch.drop_path import say_drop_paths
+from pdv.frontend.torch.draws import say_drop_paths
 from pdv.frontend.torch.module import resize_inputs
 
 MOST_WEIGHTS = 1 << 24  # of a module that is copied with its weights, in elements; a larger one shares them

@@ -21,6 +21,7 @@ from ir.scaling.rows import few_rows
 from ir.views import Base, add_up, sources_of
 from pdv.check.module_run import ModuleRun, Source, Undropped, array, copy_module, run_module
 from pdv.check.reference import largest
+from pdv.check.steady import SteadyNoise
 from pdv.check.trainable import check_trainable
 from pdv.frontend.torch.module import ExampleInputs, call_arguments
 from pdv.frontend.torch.opaque import call_torch
@@ -94,7 +95,9 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     if what:
         raise _differs(what, error)
     compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
-    left_out = ", both without dropout" if graph.draws else ""
+    drawn = {node.op.name for node in graph.nodes if node.op.draws}
+    left_out = ", both without dropout" if "dropout" in drawn else ""
+    left_out += ", both with the same noise" if "noise" in drawn else ""
     return f"the reading was run on the example inputs{rows} against the module{left_out}: {compared} are the same"
 
 
@@ -106,7 +109,7 @@ def _is_small(graph: Graph) -> bool:
 def _compare(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
     """The first output, gradient or state that differs, and by how much, in float64 where the module runs in it."""
     cotangents = _draw(graph)
-    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped():
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped(), SteadyNoise():
         wide = source.in_float64()
         found = _run_reading(graph, source, cotangents, train=train)
         exact = _run_or_none(wide, cotangents, train=train)
@@ -130,7 +133,7 @@ def _compare(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
 def _compare_as_it_is(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
     """The same in the module's own type: twice the memory of the weights would be needed for a wider one."""
     cotangents = _draw(graph)
-    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped():
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped(), SteadyNoise():
         found = _run_reading(graph, source, cotangents, train=train, field=_NARROW)
         native = run_module(source, cotangents, train=train, dtype=np.float32)
     return _first_beyond(_own_tolerance(source), found, native)

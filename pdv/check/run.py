@@ -125,6 +125,8 @@ def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> t
     model = package.build("cpu")
     model.eval()  # no masks of dropout are drawn, nor by the source
     model.evaluation.is_checked = True
+    if noise := vars(package).get("noise"):
+        noise.__globals__["steady"][0] = True
     model.micro_batches = 1  # it is given the rows of one
     inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
     axes = _places(model)

@@ -56,6 +56,8 @@ class Lowering:
         buffers: such a value, or one that another has replaced -> the buffer's name.
         dropped: what is dropped out.
         drawn: values of the source that are drawn at random -> what they are without: true, or a number throughout.
+        noises: how many draws of random numbers there are.
+        trains: whether these are drawn in training alone, or might be.
         foreign: functions of other libraries that are run as they are.
         stored: how the values of stored tensors are read, where an operand must be known; by name.
         name: hint for the nodes made next, usually the source's own name for the value.
@@ -67,6 +69,8 @@ class Lowering:
         self.buffers: dict[Node, str] = {}
         self.dropped: set[Node] = set()
         self.drawn: dict[str, float | bool] = {}
+        self.noises = 0
+        self.trains = False
         self.foreign: dict[str, None] = {}
         self.stored: Mapping[str, Callable[[], Array]] = {}
         self.name = ""

@@ -185,6 +185,14 @@ def dropout(k: Lowering, x: Node, p: float) -> Node:
     return k.apply("dropout", x, p=float(p))
 
 
+def noise(k: Lowering, kind: str, shape: Sequence[int], dtype: DType, low: int = 0, high: int = 1) -> Node:
+    """Random numbers (``ir.ops.draws``) that nothing else draws."""
+    k.noises += 1
+    ends = {"low": low, "high": high} if kind == "integers" else {}
+    like = fill(k, 1, shape, dtype)
+    return k.apply("noise", like, kind=kind, draw=k.noises, trains=k.trains, **ends)
+
+
 def attention_with_dropout(
     k: Lowering, q: Node, key: Node, v: Node, mask: Node | None, p: float, *, causal: bool, scale: float | None
 ) -> Node:

@@ -150,7 +150,7 @@ def rows_once(rows: int, *, inner: bool = False) -> Step:
         operands = list(node.operands)
         for i, operand in enumerate(operands):
             array = _array_of(operand)
-            if array is None or array.ndim < 2:
+            if array is None or array.ndim < (1 if node.op.draws else 2):  # a vector else is of columns
                 continue
             places = range(1, array.ndim) if inner else (0,)
             dim = next((place for place in places if array.shape[place] == rows), None)

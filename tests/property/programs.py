@@ -126,6 +126,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example("clamp", ((6, 6),), {"minimum": 0.7, "maximum": float("inf")}),
     Example("hardtanh", ((6, 6),), {"minimum": -0.5, "maximum": 0.7}),
     Example("dropout", ((6, 1, 12),), {"p": 0.25}),
+    *(Example("noise", ((6, 1, 12),), {"kind": kind, "draw": 1}) for kind in ("uniform", "normal")),
+    Example("noise", ((6, 1, 12),), {"kind": "integers", "draw": 2, "low": 0, "high": 5}, {0: I64}),
     Example("softplus", ((6, 6),)),
     Example("softmax", ((6, 6, 4),)),
     Example("log_softmax", ((6, 4),)),

@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from pdv.frontend.torch.drop_path import say_drop_paths
+from pdv.frontend.torch.draws import say_drop_paths
 
 
 def copy_with(module: nn.Module, known: Mapping[int, Any]) -> nn.Module:  # Any: as ``copy.deepcopy`` takes them

@@ -21,6 +21,7 @@ from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from pdv.frontend.program import BATCH, OpenSize, Program, size_name
 from pdv.frontend.torch.copies import prepared_copy
+from pdv.frontend.torch.draws import DRAWN_IN_TRAINING, draws_in_evaluation, draws_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
@@ -141,6 +142,9 @@ def export_module(
         if retried is None:
             raise export_error(module, error) from error
         program = retried
+    if module.training and (drawn := draws_of(program)):
+        in_evaluation = draws_in_evaluation(prepared_copy(module), args, kwargs)
+        program.graph_module.meta[DRAWN_IN_TRAINING] = drawn != in_evaluation
     _check_read(program)
     return program
 

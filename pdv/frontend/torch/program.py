@@ -29,6 +29,7 @@ from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.chosen_rows import of_chosen
 from pdv.frontend.torch.complex_numbers import Complex, check_real, is_complex, of_complex
 from pdv.frontend.torch.decomposed import DETACHES, decompose
+from pdv.frontend.torch.draws import DRAWN_IN_TRAINING
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
@@ -84,6 +85,7 @@ class _ProgramLowering:
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
         self.k = Lowering()
+        self.k.trains = bool(program.graph_module.meta.get(DRAWN_IN_TRAINING))
         self.values: dict[torch.fx.Node, Value] = {}
         self.unsupported: dict[str, None] = {}
         self.opaque: dict[str, None] = {}

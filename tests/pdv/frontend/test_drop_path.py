@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
-from pdv.frontend.torch.drop_path import say_drop_paths
+from pdv.frontend.torch.draws import say_drop_paths
 
 
 class DropPath(nn.Module):

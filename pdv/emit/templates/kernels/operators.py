@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,57 @@ def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
     drawn = torch.Generator(x.device).manual_seed((_drawn[0] << 20) + block)
     dropped = torch.rand(x.shape, generator=drawn, device=x.device) < p
     return x.masked_fill(dropped, 0) * (1 / (1 - p))
+
+
+steady = [False]  # whether noise is the same each time, and in each row: while programs are compared
+_FIRST = 0.6180339887498949  # of steady noise between 0 and 1, moved by a share of 1 along each dim but that of rows
+_STEPS = (0.4142135623730951, 0.7320508075688772, 0.23606797749978969, 0.6457513110645906, 0.3166247903553998)
+
+
+def noise(
+    like: Tensor,
+    kind: str,
+    *,
+    low: int = 0,
+    high: int = 1,
+    training: bool = True,
+    block: int = 0,
+    cut: Mapping[int, int] = MappingProxyType({}),
+) -> Tensor:
+    """Random numbers of the shape and type of ``like``: ``normal``, ``uniform`` from 0 to 1, or ``integers``.
+
+    ``block``: as of ``dropout``; ``cut``: dim -> which part of it this is. Integers are from ``low`` to ``high``,
+    which is left out.
+
+    Raises:
+        RuntimeError: where the module draws in training alone, and the model is in evaluation.
+    """
+    if steady[0]:
+        return _steady_noise(like, kind, low, high, cut)
+    if not training:
+        raise RuntimeError(
+            "drawn-in-training: the module draws random numbers while it trains, and may not in evaluation. Plan it in "
+            "evaluation (model.eval(), then pdv optimize --mode infer), and load the weights there."
+        )
+    _drawn[0] += 1
+    drawn = torch.Generator(like.device).manual_seed((_drawn[0] << 20) + block)
+    if kind == "integers":
+        return torch.randint(low, high, like.shape, generator=drawn, device=like.device, dtype=like.dtype)
+    draw = torch.randn if kind == "normal" else torch.rand
+    return draw(like.shape, generator=drawn, device=like.device, dtype=like.dtype)
+
+
+def _steady_noise(like: Tensor, kind: str, low: int, high: int, cut: Mapping[int, int]) -> Tensor:
+    found = torch.full(like.shape, _FIRST, dtype=torch.float64, device=like.device)
+    for dim, size in list(enumerate(like.shape))[1:]:
+        along = torch.arange(size, dtype=torch.float64, device=like.device) + cut.get(dim, 0) * size
+        found = found + _STEPS[dim % len(_STEPS)] * along.view(-1, *[1] * (like.dim() - dim - 1))
+    found = found % 1
+    if kind == "integers":
+        found = low + (found * min(high - low, 2)).floor()
+    elif kind == "normal":
+        found = (found / (1 - found)).log()
+    return found.to(like.dtype)
 
 
 def causal_attention(
