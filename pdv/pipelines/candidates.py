@@ -32,7 +32,7 @@ from pdv.schedule.pieces import pieces
 from pdv.simulate.lowering.in_step import InStep
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
-MESHES = 4  # of a stage that are looked at
+MESHES = 4  # of a stage that bounds are over
 ADDED_PASSES = 3  # over a parameter's bytes: two gradients are read, their sum is written
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 
@@ -177,11 +177,15 @@ class Space:
         return tuple(p for p in allowed if devices % p == 0 and self.cluster.keeps_order(p) and self.meshes(p))
 
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
+        """The meshes of a stage that bounds are over."""
+        return self.all_meshes(stages)[:MESHES]
+
+    def all_meshes(self, stages: int) -> tuple[Mesh, ...]:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
         found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
         found = self.pinned.meshes(found, self.cluster.num_devices // stages)
         found = tuple(mesh for mesh in found if self.pins is None or self.pins.speaks_of(mesh))
-        return tuple(sorted(found, key=self._askew)[:MESHES])
+        return tuple(sorted(found, key=self._askew))
 
     def _askew(self, mesh: Mesh) -> tuple[bool, bool]:
         """Whether there are several axes, and whether the last of them is another than a node's devices."""

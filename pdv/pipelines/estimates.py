@@ -254,9 +254,9 @@ class Estimates:
 
     def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
         stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
-        timing, tied = inside.timing.map(self.short.stretch), self.space.is_tied
+        timings, tied = tuple(one.map(self.short.stretch) for one in inside.timings), self.space.is_tied
         layers = tuple(self.short.stretch(np.array(inside.pieces.layers, float)) > 0.0)
-        return Whole(candidate, stretched, timing, self.space.cluster, mode, extra, tied, layers)
+        return Whole(candidate, stretched, timings, self.space.cluster, mode, extra, tied, layers)
 
     def _extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
         """From a walk of the short program in two stages, and of one where the candidate has but one."""
@@ -301,7 +301,7 @@ class Estimates:
             kept = max(FEWER, left / said) if said else 1.0
         profiles = ByStage(inside.profiles.kinds, (0,) * count)
         made, cluster = Extra(kept=kept), self.space.cluster
-        held = Whole(few, profiles, inside.timing, cluster, mode, made, layers=inside.pieces.layers).held(sizes)
+        held = Whole(few, profiles, inside.timings, cluster, mode, made, layers=inside.pieces.layers).held(sizes)
         outside = first.total_bytes - first.reserved_bytes
         taken = (first.least_bytes - outside) / first.peak_bytes if first.peak_bytes else 1.0
         return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)

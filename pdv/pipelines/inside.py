@@ -30,12 +30,15 @@ FREE = 1e30  # bytes: a limit that every plan keeps
 
 @dataclass(frozen=True)
 class Inside:
-    """A plan for one micro-batch, its pieces, by stage what these take there, and on the first one simulated."""
+    """A plan for one micro-batch, its pieces, and by stage what these take there.
+
+    timings: simulated, of each kind of stage that the profiles are of.
+    """
 
     plan: BestPlan
     pieces: Pieces
     profiles: ByStage
-    timing: Timing
+    timings: tuple[Timing, ...]
 
     def held_bytes(self, flight: float) -> float:
         """Bytes of all stages together, with so many micro-batches' activations, as a search's limit counts them."""
@@ -126,8 +129,22 @@ class Insides:
         kinds = dict(stages)
         profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
-        timing = measure(lambda chunks: workload(self.space, candidate, plan, chunks, Mode()), found, self.middle)
-        return Inside(plan, found, by_stage, timing)
+        firsts = [by_stage.kind_of.index(kind) for kind in range(len(profiles))]
+        timings = tuple(measure(self._alone(candidate, plan, stage), found, self.middle) for stage in firsts)
+        return Inside(plan, found, by_stage, timings)
+
+    def _alone(self, candidate: Candidate, plan: BestPlan, stage: int) -> Callable[[Stages], Workload]:
+        """A micro-batch of the whole model on the devices of one stage, cut in chunks."""
+        cluster, size = self.space.cluster, candidate.mesh.num_devices
+        own = range(stage * size, (stage + 1) * size)
+        others = [place for place in range(cluster.num_devices) if place not in own]
+        led = replace(cluster, places=tuple(map(cluster.number_at, (*own, *others)))) if stage else cluster
+
+        def made(chunks: Stages) -> Workload:
+            work = workload(self.space, candidate, plan, chunks, Mode())
+            return replace(work, cluster=led, axes=candidate.axes[stage:])
+
+        return made
 
     def lengthened(self, candidate: Candidate, inside: Inside, short: Short) -> Inside:
         """The inside of a short program, of the whole one."""
@@ -138,7 +155,8 @@ class Insides:
         found = pieces(solution.graph)
         if found.count != profiles[0].count:  # rewritten layers are joined to others: pieces stand for other ones
             return self.made(candidate, solution)
-        return Inside(self.make_plan(solution), found, profiles, inside.timing.map(short.stretch))
+        timings = tuple(timing.map(short.stretch) for timing in inside.timings)
+        return Inside(self.make_plan(solution), found, profiles, timings)
 
     def mixed(self, insides: Sequence[Inside], mixture: Mixture, short: Short) -> Inside:
         """Those of a short program, each for some pieces of the whole one."""
@@ -147,7 +165,7 @@ class Insides:
         assert graph is not None, "the short program has so many micro-batches, too"
         solutions = [one.plan.solution for one in insides]
         plan = self.make_plan(lengthen(solutions, mixture.inside_of, graph, short.middle))
-        return Inside(plan, pieces(plan.solution.graph), mixture.whole.profiles, mixture.whole.timing)
+        return Inside(plan, pieces(plan.solution.graph), mixture.whole.profiles, mixture.whole.timings)
 
     def make_plan(self, solution: Solution) -> BestPlan:
         """The plan of a solution; its own price is that of one micro-batch by itself."""

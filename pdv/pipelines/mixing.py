@@ -6,7 +6,7 @@ last. A cut and the inside of each stage are chosen together, by one exact dynam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
@@ -15,6 +15,7 @@ import numpy as np
 from pdv.pipelines.cuts import cut_pieces
 from pdv.pipelines.pipeline import Extra, Whole
 from pdv.pipelines.profile import ByStage, Numbers, Profile
+from pdv.pipelines.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ def _splice(wholes: Sequence[Whole], inside_of: np.ndarray[tuple[int], np.dtype[
         Profile(*(pick([getattr(one, entry.name) for one in profiles]) for entry in fields(Profile)))
         for profiles in zip(*(whole.profiles.kinds for whole in wholes), strict=True)
     ]
-    first, timings = wholes[0], [whole.timing for whole in wholes]
-    timing = replace(
-        first.timing,
+    timings = tuple(_splice_timings(each, pick) for each in zip(*(whole.timings for whole in wholes), strict=True))
+    extras = [whole.extra for whole in wholes]
+    extra = Extra(*(max(getattr(one, entry.name) for one in extras) for entry in fields(Extra)))
+    first = wholes[0]
+    return replace(first, profiles=ByStage(tuple(kinds), first.profiles.kind_of), timings=timings, extra=extra)
+
+
+def _splice_timings(timings: Sequence[Timing], pick: Callable[[Sequence[Numbers]], Numbers]) -> Timing:
+    return replace(
+        timings[0],
         forward_s=pick([one.forward_s for one in timings]),
         backward_s=pick([one.backward_s for one in timings]),
         last_s=pick([one.last_s for one in timings]),
         behind_s=max(one.behind_s for one in timings),
     )
-    extras = [whole.extra for whole in wholes]
-    extra = Extra(*(max(getattr(one, entry.name) for one in extras) for entry in fields(Extra)))
-    return replace(first, profiles=ByStage(tuple(kinds), first.profiles.kind_of), timing=timing, extra=extra)

@@ -65,12 +65,12 @@ class Extra:
 class Whole:
     """A candidate with what its pieces take on each stage; ``tied``: some stages wait for others once a step.
 
-    layers: of each piece, whether it is one.
+    timings: of each kind of stage that the profiles are of; layers: of each piece, whether it is one.
     """
 
     candidate: Candidate
     profiles: ByStage
-    timing: Timing
+    timings: tuple[Timing, ...]
     cluster: Cluster
     mode: Mode
     extra: Extra = Extra()
@@ -179,16 +179,16 @@ class Whole:
                 slice(ends[chunk], ends[chunk + 1]),
                 links[chunk + 1],
             )
-            ratio = _ratio(self.profiles[stage].backward_s, self.profiles[0].backward_s)
+            timing = self.timings[self.profiles.kind_of[stage]]
             forward, backward = float(timed[stage].forward_s[own].sum()), float(timed[stage].backward_s[own].sum())
-            last = backward + float(((self.timing.last_s - self.timing.backward_s) * ratio)[own].sum())
-            begun = self.timing.begun_s
+            last = backward + float((timing.last_s - timing.backward_s)[own].sum())
+            begun = timing.begun_s
             forward += begun[0]
             again = forward if self.again else 0.0
             back, end = backward + begun[1] + again, last + begun[2] + again
-            tail = self.timing.behind_s + float(self.profiles[stage].optimizer_s[own].sum())
+            tail = timing.behind_s + float(self.profiles[stage].optimizer_s[own].sum())
             tail = tail if self._goes_on else 0.0
-            durations.append(Durations(forward, back, end, self.timing.behind_s, self.timing.later * backward, tail))
+            durations.append(Durations(forward, back, end, timing.behind_s, timing.later * backward, tail))
             passed = timed[stage].sent_bytes[ends[chunk + 1] - 1]
             sends.append(0.0 if link is None else link.latency_s + passed / link.bandwidth_bytes_per_s)
         line = self._timeline(durations, sends[:-1])
@@ -214,19 +214,18 @@ class Whole:
             return compose(self._pipeline, durations, both, blocking=False, record=False, several=several)
         chunks = [Durations(*map(picoseconds, one)) for one in durations]
         sent = [picoseconds(one) for one in sends]
-        busy = [self.timing.busy] * len(chunks)
+        stages = [self._pipeline.layout.place_of(chunk) for chunk in range(len(chunks))]
+        busy = [self.timings[self.profiles.kind_of[stage]].busy for stage in stages]
         both = Sends(sent, sent)
         line = compose_shared(self._pipeline, chunks, busy, both, cores, blocking=False, several=several)
         return replace(line, ends=[end / PICO for end in line.ends], behind=[end / PICO for end in line.behind])
 
     @property
     def _timed(self) -> ByStage:
-        """With simulated seconds on the first stage's devices, and in proportion on the others."""
-        first = self.profiles[0]
+        """With simulated seconds of passes."""
 
-        def timed(own: Profile) -> Profile:
-            forward = self.timing.forward_s * _ratio(own.forward_s, first.forward_s)
-            backward = self.timing.backward_s * _ratio(own.backward_s, first.backward_s)
+        def timed(own: Profile, timing: Timing) -> Profile:
+            forward, backward = timing.forward_s, timing.backward_s
             if self.mode.recompute in HOSTED:
                 again = self.mode.recompute == "full-hosted"
                 moved = (own.entering_bytes if again else own.kept_bytes) * np.array(self.layers)
@@ -234,7 +233,8 @@ class Whole:
                 forward, backward = (self._with_moves(one, moved) for one in (forward, backward))
             return replace(own, forward_s=forward, backward_s=backward, kept_bytes=self._left(own))
 
-        return self.profiles.map(timed)
+        each = zip(self.profiles.kinds, self.timings, strict=True)
+        return ByStage(tuple(timed(*one) for one in each), self.profiles.kind_of)
 
     def _with_moves(self, seconds: Numbers, moved: Numbers) -> Numbers:
         """[pieces] while so many bytes go between the device and its host: beside compute, but on a CPU."""
@@ -250,11 +250,6 @@ class Whole:
     @property
     def _kept(self) -> ByStage:
         return self.profiles.map(lambda own: replace(own, kept_bytes=self._left(own)))
-
-
-def _ratio(one: Numbers, other: Numbers) -> Numbers:
-    found: Numbers = np.divide(one, other, out=np.ones_like(one), where=other > 0)
-    return found
 
 
 def stages_of(found: Pieces, count: int, sizes: Sequence[int], *, layered: bool, virtual: int = 1) -> Stages:

@@ -127,7 +127,7 @@ class Pricer:
         """With the best cut that fits, or the nearest; None if rewriting left fewer pieces than stages."""
         limit, candidate = self.space.problem.memory_limit, estimate.candidate
         whole = Whole(
-            candidate, inside.profiles, inside.timing, self.space.cluster, estimate.mode, estimate.extra,
+            candidate, inside.profiles, inside.timings, self.space.cluster, estimate.mode, estimate.extra,
             self.space.is_tied, inside.pieces.layers,
         )  # fmt: skip
         sizes, within = whole.cut(limit), limit

@@ -46,7 +46,7 @@ ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more cl
 BOUNDING = 0.3  # of the time that there is, for the bound of what was found by then
 MIXED = 3  # candidates whose stages may differ
 MADE = 4  # plans at most, once one fits
-ALIKE = 2  # of them with the same stages on the same mesh: what their estimates leave out, they all leave out
+ALIKE = 2  # numbers of micro-batches of them with the same stages on the same mesh: estimates of these err alike
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
 SHARE = 0.1  # of the time that there is, for one inside: most take a hundredth, wide ones would take hours
@@ -188,8 +188,9 @@ class Search:
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
             kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
-            alike = sum((one.candidate.stages, one.candidate.mesh) == (other.stages, other.mesh) for other, _ in made)
-            if kind not in made and turns not in done and (self.best is None or alike < ALIKE):
+            same = [c for c, _ in made if (c.stages, c.mesh) == (one.candidate.stages, one.candidate.mesh)]
+            alike = {c.micro_batches for c in (*same, one.candidate)}
+            if kind not in made and turns not in done and (self.best is None or len(alike) <= ALIKE):
                 made.add(kind)
                 if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
                     done.add(turns)  # of more or fewer stages on each rank the fastest
@@ -267,8 +268,9 @@ class Search:
                 self._try(other.candidate)
         for start in self._starts():
             self._descend(start, self._counts)
-        for start in self._starts():
-            for mesh in self.space.meshes(start.stages):
+        whole = min((one for one in self.known if one.stages == 1), key=self._value, default=None)
+        for start in dict.fromkeys([*self._starts(), *([whole] if whole else [])]):
+            for mesh in self.space.all_meshes(start.stages):
                 self._try_mesh(start, mesh)
         if starts := self._starts():
             self._descend(starts[0], self._counts)

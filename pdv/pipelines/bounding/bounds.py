@@ -83,7 +83,8 @@ class _Fit:
 class Bounds:
     """Of a space, whose program is as written, or in all blocks as ``rewrites`` of a plan have it.
 
-    ``one_each``: of plans with one stage on each rank; several may fill a pipeline in next to no time.
+    ``one_each``: of plans with one stage on each rank; several may fill a pipeline in next to no time. ``own``: stages,
+    and the mesh of one, of the plan found.
 
     ``floors``: of a step, compute alone; ``issued_s``: of one micro-batch, forward and backward, in which hosts of all
     stages together issue its kernels.
@@ -94,6 +95,7 @@ class Bounds:
     floors: Floors
     issued_s: tuple[float, float]
     one_each: bool = True
+    own: tuple[int, Mesh] | None = None
     enough_s: float = math.inf
     solved: int = 0
     _alike: dict[int, bool] = field(default_factory=dict)
@@ -115,7 +117,8 @@ class Bounds:
             other_s = _issued_s(space, plan.solution.graph)
             issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
         one_each = plan is None or plan.stages.virtual == 1
-        return cls(space, estimates, estimates.floors.with_rewrites(rewrites), issued_s, one_each)
+        own = None if plan is None else (plan.stages.count, plan.solution.problem.mesh)
+        return cls(space, estimates, estimates.floors.with_rewrites(rewrites), issued_s, one_each, own)
 
     def least_s(self, enough_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
         """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely.
@@ -150,7 +153,7 @@ class Bounds:
             return
         if mesh is None:
             groups = list(_multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
-            for mesh in self.space.meshes(stages):
+            for mesh in self._meshes(stages):
                 yield from ((self._even_s(stages, group, mesh), Cell(stages, group, mesh)) for group in groups)
         elif cell.by == "even" and len(counts) > 1:
             yield self._free_s(stages, mesh, counts), replace(cell, by="free")
@@ -161,6 +164,11 @@ class Bounds:
             half = len(counts) // 2
             for group in (counts[:half], *_multiples(counts[half:])):
                 yield self._free_s(stages, mesh, group), replace(cell, counts=group)
+
+    def _meshes(self, stages: int) -> tuple[Mesh, ...]:
+        """Those near the cluster's levels, and that of the plan found."""
+        own = (self.own[1],) if self.own is not None and self.own[0] == stages else ()
+        return tuple(dict.fromkeys((*self.space.meshes(stages), *own)))
 
     # ---- Bounds of cells ----
 
