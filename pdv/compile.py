@@ -26,6 +26,7 @@ from pdv.plan.proofs import prove, proved_sizes, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.choices import Choice, check_host, read_choices, search_choices, with_activations
 from pdv.planning.model import read_model, state_document
+from pdv.planning.parts import find_part
 from pdv.planning.problems import load_target, plan_problems, read_precision
 from pdv.planning.search import Effort, SearchResult, cache_in, search_problems
 from pdv.planning.sizes import sizes_document
@@ -148,12 +149,12 @@ def optimize(
     choices = read_choices(products, offload, allow, mode, how, program.graph, units)
     how = with_activations(how, offload, allow, mode, units)
 
-    def search_in(chosen: Choice, within_s: float, last: bool) -> SearchResult:
-        def again(graph: Graph, cluster: Cluster) -> list[Problem]:
-            return [chosen.of(problem, units) for problem in ask(graph, cluster, rules=())]
+    def others(chosen: Choice, rules: Any, graph: Graph, cluster: Cluster) -> list[Problem]:
+        return [chosen.of(problem, units) for problem in ask(graph, cluster, rules=rules)]
 
+    def search_in(chosen: Choice, within_s: float, last: bool) -> SearchResult:
         asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
-        remedies = again if last else None
+        remedies = partial(others, chosen, ()) if last else None
         result = search_problems(
             asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how, inside=inside
         )
@@ -162,12 +163,15 @@ def optimize(
         return result
 
     result = search_choices(choices, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)
-    devices = result.found.on(devices)
+    listed, devices = devices, result.found.on(devices)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     workload = workload_of_found(found, devices)
     simulation, memory = simulate(workload), step_memory(workload)
-    step = step_facts(simulation, memory)
+    step, part = step_facts(simulation, memory), None
+    if content is None and not (predicates or how.says_how or listed.mesh) and search == config.SEARCH:
+        progress("looking at parts of the cluster", None)
+        part = find_part(simulation.step_s, program.graph, listed, partial(others, choices[0], used), effort)
     document = {
         **plan_document(
             found,
@@ -180,6 +184,7 @@ def optimize(
             running=how.as_dict(),
         ),
         "simulated": step,
+        **({} if part is None else {"part": part.as_dict()}),
         "reading": reading,
         "sizes": sizes_document(program),
         **state_document(program),

@@ -53,7 +53,7 @@ def assemble_cluster(spec: ClusterSpec, source: Source) -> Built:
         nodes.append(_node(node, known, spec.network))
     network = _network(spec, source, nodes)
     wires = tuple(_wires(spec, source, nodes))
-    return Built(tuple(classes), tuple(nodes), network, wires, _levels(nodes, network, tuple(classes)))
+    return Built(tuple(classes), tuple(nodes), network, wires, levels_of(nodes, network, tuple(classes)))
 
 
 def _node(node: NodeSpec, device_class: int, network: NetworkSpec | None) -> NodeGroup:
@@ -143,7 +143,7 @@ def _end(end: str, every: int | None, devices: Sequence[int], where: str) -> str
     return f"n{node}.g{int(found[2])}"
 
 
-def _levels(nodes: Sequence[NodeGroup], network: Sequence[Tier], classes: Sequence[DeviceClass]) -> tuple[Level, ...]:
+def levels_of(nodes: Sequence[NodeGroup], network: Sequence[Tier], classes: Sequence[DeviceClass]) -> tuple[Level, ...]:
     """The levels with more than one member, outer to inner; unequal nodes are cut into parts of equal size.
 
     Of unequal links the slowest counts. Switches and parts are levels where all nodes are equal in devices.

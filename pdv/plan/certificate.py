@@ -56,7 +56,7 @@ def statement(document: Mapping[str, Any]) -> str:
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
     least = time_text(document["lower_bound"])
-    said = f"no plan costs less than {least} a step, kernels, collectives and optimizer added up"
+    said = f"no plan costs less than {least} a step, kernels, collectives and optimizer added up, hosts left out"
     if document["of"] == "step":
         said = f"no plan's step is simulated in less than {least}"
     return f"gap {document['gap']:.2%}: {said}, {among}{kept}{stopped}"

@@ -25,12 +25,22 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         "predicted memory": memory_text(document),
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
+    rows |= {"a part is faster": text} if (text := part_text(document)) else {}
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
     said = {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}
     if document.get("reading"):
         said["reading"] = document["reading"]
     return rows | said | ({"run": document["run"]["statement"]} if "run" in document else {})
+
+
+def part_text(document: Mapping[str, Any]) -> str:
+    """Which devices alone take less than all; empty if none do, of those looked at."""
+    part = document.get("part")
+    if part is None:
+        return ""
+    whole, step = document["cluster"]["num_devices"], seconds(part["step_s"])
+    return f"{part['what']} alone, of {whole} devices, would take {step} a step: describe them alone to plan for them"
 
 
 def memory_text(document: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ UNCHECKED = (
     "command",
     "weights",
     "sizes",
+    "part",
     "reading",
     "state",
 )  # elsewhere, or claimed
@@ -48,6 +49,7 @@ _SIZES = (
 )
 _SEARCH = "the bound of the search, what it spent, and the rules that it was allowed"
 CLAIMED: Mapping[str, str] = {
+    "part": "which devices alone take less, by a search of their own (part)",
     "reading": "what a run of the module against its reading showed (reading)",
     "state.": "further names of the source's tensors (state)",
     "cluster.": "the cluster's figures",
@@ -196,6 +198,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "run": set(document["run"]) == {"statement", "ranks"} and isinstance(document["run"]["statement"], str),
         "run.ranks": _whole(document["run"]["ranks"]),
         "sizes": all(map(_is_size, document["sizes"].values())),
+        "part": isinstance(document.get("part", {}), dict),
         "reading": isinstance(document.get("reading", ""), str),
         "state": _is_state(document),
     }

@@ -20,13 +20,10 @@ from functools import cached_property, partial
 from itertools import count
 from typing import Literal
 
-from ir.cost_model import backward_work
-from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.pcg.calls import issued
 from pdv.pcg.redistribute import Redistribution
 from pdv.pipelines.bounding.even import EvenPieces, HeldBlocks, even_pieces
-from pdv.pipelines.bounding.floors import Floor, Floors
+from pdv.pipelines.bounding.floors import Floor, Floors, issued_seconds
 from pdv.pipelines.bounding.least import LeastInside, reached_links
 from pdv.pipelines.bounding.packing import Fitting, Packing, Turns, held, rounds
 from pdv.pipelines.candidates import Candidate, Space
@@ -109,12 +106,12 @@ class Bounds:
     def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
         """Among all of a space, and what a plan makes of its program."""
         space = estimates.space
-        issued_s = _issued_s(space, space.problem.graph)
+        issued_s = issued_seconds(space, space.problem.graph)
         rewrites: dict[int, tuple[str, ...]] = {}
         for step in plan.solution.steps if plan is not None else ():
             rewrites[step.block] = (*rewrites.get(step.block, ()), step.rule)
         if plan is not None and rewrites:
-            other_s = _issued_s(space, plan.solution.graph)
+            other_s = issued_seconds(space, plan.solution.graph)
             issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
         one_each = plan is None or plan.stages.virtual == 1
         own = None if plan is None else (plan.stages.count, plan.solution.problem.mesh)
@@ -391,18 +388,3 @@ def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     while left:
         yield tuple(m for m in left if m % left[0] == 0)
         left = [m for m in left[1:] if m % left[0]]
-
-
-def _issued_s(space: Space, graph: Graph) -> tuple[float, float]:
-    """Seconds in which a host issues the kernels of a program, forward and backward; a CPU issues to itself."""
-    if not any(entry.device.kind == "gpu" for entry in space.cluster.classes):
-        return 0.0, 0.0
-    forward = backward = 0
-    for node in graph.nodes:
-        if not node.is_leaf and node.op.kind != "parallel":
-            types, behind = [operand.type for operand in node.operands], 0
-            if space.problem.train and node.needs_grad:
-                behind = backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
-            kernels = issued(node, node.loops, behind)
-            forward, backward = forward + kernels[0], backward + kernels[1]
-    return forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s

@@ -20,10 +20,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ir.cost_model import Query
-from ir.graph import Node
+from ir.cost_model import Query, backward_work
+from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from pdv.cluster import Device
+from pdv.pcg.calls import issued
 from pdv.pcg.scaled import estimate_nodes
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.profile import Numbers
@@ -271,3 +272,18 @@ def _shapes(node: Node, sizes: Sizes) -> list[Shape]:
         else:
             found[tuple(left.values())] = None
     return list(found)
+
+
+def issued_seconds(space: Space, graph: Graph) -> tuple[float, float]:
+    """Seconds in which a host issues the kernels of a program, forward and backward; a CPU issues to itself."""
+    if not any(entry.device.kind == "gpu" for entry in space.cluster.classes):
+        return 0.0, 0.0
+    forward = backward = 0
+    for node in graph.nodes:
+        if not node.is_leaf and node.op.kind != "parallel":
+            types, behind = [operand.type for operand in node.operands], 0
+            if space.problem.train and node.needs_grad:
+                behind = backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
+            kernels = issued(node, node.loops, behind)
+            forward, backward = forward + kernels[0], backward + kernels[1]
+    return forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s

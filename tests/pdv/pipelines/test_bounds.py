@@ -352,7 +352,7 @@ def test_pieces_take_what_is_said_at_least(model: str) -> None:
         assert least is not None
         assert inside is not None
         runs = least.runs(0.0)
-        taken = inside.timing.forward_s + inside.timing.backward_s
+        taken = inside.timings[0].forward_s + inside.timings[0].backward_s
         assert runs.shape == (inside.pieces.count, inside.pieces.count + 1)
         assert 0.0 < runs[0, -1] == least.at(0.0)
         assert all(taken[at] * (1 + 1e-9) >= runs[at, at + 1] for at in range(1, len(taken) - 1))
