@@ -54,7 +54,7 @@ def _storage(
     graph: Graph, node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]], *, several: bool
 ) -> None:
     """A weight that rests cut but is used whole along an axis is ZeRO; one used cut belongs to its product."""
-    gathered = _gathered_axes(graph, node)
+    gathered = gathered_axes(graph, node)
     once = any(gathered_once(move, several=several) for move in graph.users[node])
     kind = "ZeRO-3" if node.attr("regather") else "ZeRO-1" if once else "ZeRO-2"
     for axis, state in zip(mesh.axes, sharding, strict=True):
@@ -64,10 +64,10 @@ def _storage(
 
 def gathers_weights(graph: Graph) -> bool:
     """Whether a parameter is gathered before it is used."""
-    return any(_gathered_axes(graph, node) for node in graph.params)
+    return any(gathered_axes(graph, node) for node in graph.params)
 
 
-def _gathered_axes(graph: Graph, node: Node) -> set[str]:
+def gathered_axes(graph: Graph, node: Node) -> set[str]:
     """Axes along which a parameter is gathered before it is used."""
     axes: set[str] = set()
     waiting = [node]

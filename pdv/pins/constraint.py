@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from ir.graph import Node
 from ir.operator import Split
 from ir.sharding import State
-from pdv.pins.names import Key, key_of, source_of
+from ir.views import sources_of
+from pdv.pins.names import Key, key_of
 from pdv.pins.roles import RoleOf
 from pdv.problem import Pins, Storage
 from pdv.problem.problem import allow_all
+
+
+def no_traces(node: Node) -> frozenset[Hashable]:
+    """Of what nobody singles out."""
+    return frozenset()
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class Constraint:
         label: where it stands and what it says, for messages.
         split, storage, rests, gathers: as in ``Pins``.
         keys: values and operators that it singles out by name; ``sources``: parameters.
-        kept: values that no rewrite may take away, for the pin would go with them.
+        traces: what a rewrite must leave of a node that it singles out, for the pin would go with it.
+        does: whether a node run so does what it asks for; some node of a plan must. None: it asks for nothing.
         follows: whether it depends on roles, so that equal nodes may differ by where their operands come from.
     """
 
@@ -34,8 +41,13 @@ class Constraint:
     gathers: Callable[[Node, str, bool], bool] = allow_all
     keys: frozenset[Key] = frozenset()
     sources: frozenset[str] = frozenset()
-    kept: frozenset[Key] = frozenset()
+    traces: Callable[[Node], frozenset[Hashable]] = no_traces
+    does: Callable[[Node, str, Split], bool] | None = None
     follows: bool = False
+
+    def traces_of(self, nodes: Sequence[Node]) -> frozenset[Hashable]:
+        """What rewrites must leave of these nodes."""
+        return frozenset().union(*map(self.traces, nodes))
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ def join(constraints: Sequence[Constraint], role: RoleOf, name: str) -> Joined:
     by_storage = [entry.storage for entry in every if entry.storage is not allow_all]
     by_rest = [entry.rests for entry in every if entry.rests is not allow_all]
     by_gather = [entry.gathers for entry in every if entry.gathers is not allow_all]
-    kept = frozenset(key for entry in every for key in entry.kept)
+    traced = [entry for entry in every if entry.traces is not no_traces]
     return Joined(
         split=lambda node, axis, split: all(allowed(node, axis, split) for allowed in by_split),
         storage=lambda param, axis, state: all(allowed(param, axis, state) for allowed in by_storage),
@@ -61,14 +73,10 @@ def join(constraints: Sequence[Constraint], role: RoleOf, name: str) -> Joined:
         rests=lambda param, storage: all(allowed(param, storage) for allowed in by_rest),
         gathers=lambda param, axis, regather: all(allowed(param, axis, regather) for allowed in by_gather),
         mark=lambda nodes: _mark(nodes, every, role),
-        loses=lambda before, after: not _keep(before, kept) <= _keep(after, kept),
+        loses=lambda before, after: any(not one.traces_of(before) <= one.traces_of(after) for one in traced),
         constraints=every,
         role=role,
     )
-
-
-def _keep(nodes: Sequence[Node], kept: frozenset[Key]) -> frozenset[Key]:
-    return kept and kept & {key_of(node) for node in nodes}
 
 
 def _mark(nodes: Sequence[Node], constraints: Sequence[Constraint], role: RoleOf) -> str:
@@ -88,5 +96,5 @@ def _mark(nodes: Sequence[Node], constraints: Sequence[Constraint], role: RoleOf
 
 def _names(entry: Constraint, value: Node) -> bool:
     if value.is_param:
-        return source_of(value) in entry.sources
+        return not entry.sources.isdisjoint(sources_of(value))
     return key_of(value) in entry.keys

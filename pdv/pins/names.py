@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from ir.errors import PinsError, did_you_mean
 from ir.graph import Graph, Node
+from ir.views import sources_of
 from pdv.cluster.units import shorten
+from pdv.pins.weights import Weights
 
 SHOWN = 4  # names in a message
 
@@ -32,8 +34,8 @@ def key_of(node: Node) -> Key:
 
 
 def source_of(param: Node) -> str:
-    """The stored tensor that a parameter reads."""
-    return str(param.attr("source"))
+    """The stored tensors that a parameter reads, for messages."""
+    return ", ".join(sources_of(param))
 
 
 class Names:
@@ -41,6 +43,7 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self.weights = Weights()
         self.operators = tuple(node for node in graph.nodes if not node.is_leaf)
 
     @cached_property
@@ -48,7 +51,8 @@ class Names:
         """Parameters by stored tensor."""
         found: dict[str, list[Node]] = {}
         for param in self._graph.params:
-            found.setdefault(source_of(param), []).append(param)
+            for source in sources_of(param):
+                found.setdefault(source, []).append(param)
         return found
 
     @cached_property
@@ -72,7 +76,7 @@ class Names:
     def inside(self, module: str) -> list[Node]:
         """Operators that read a parameter of a module, and those on a way from one such to another."""
         sources = set(self.modules[module])
-        readers = {node for node in self.operators if sources & set(sources_read(node))}
+        readers = {node for node in self.operators if sources & self.weights.read(node)}
         places = [place for place, node in enumerate(self.operators) if node in readers]
         run = self.operators[min(places, default=0) : max(places, default=-1) + 1]
         after: set[Node] = set()
@@ -84,11 +88,6 @@ class Names:
             if node in readers or any(user in before for user in self._graph.users[node]):
                 before.add(node)
         return [node for node in run if node in after and node in before]
-
-
-def sources_read(node: Node) -> list[str]:
-    """Stored tensors that an operator reads directly."""
-    return [source_of(operand) for operand in node.operands if operand.is_param]
 
 
 def matching(pattern: str, known: Iterable[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,16 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Shard, State
+from ir.views import sources_of
 from pdv.cluster.source import Source
-from pdv.pins.constraint import Constraint, join
-from pdv.pins.names import Names, source_of
+from pdv.pins.constraint import Constraint, join, no_traces
+from pdv.pins.names import Names
 from pdv.pins.read import read_spec
 from pdv.pins.roles import RoleOf
 from pdv.pins.select import Selected, select
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 from pdv.pins.states import forbidden_state, tensor_constraints
-from pdv.pins.techniques import TECHNIQUES, is_followed, rests_so, splits_allowed
+from pdv.pins.techniques import TECHNIQUES, about, follows, rests_so, splits_allowed, traces_of
 from pdv.problem import Pins, Storage
 
 # forbidden techniques that are about parameters at rest: whether they are gathered again in backward, None for either
@@ -131,12 +132,14 @@ class _Binding:
 
     def _technique(self, axis: str, name: str) -> Constraint:
         technique, size = TECHNIQUES[name], self.mesh.size(axis)
-        allowed, rests = splits_allowed(technique, size, self.role), rests_so(technique, size)
-        position = self.mesh.index(axis)
-        if not is_followed(technique, size, self.role, self.names.operators):
+        position, rests = self.mesh.index(axis), rests_so(technique, size)
+        meant = about(technique, size, self.role, self.names.operators)
+        if meant is None:
             where, roles = self.pins.source.where(("techniques", axis)), " or ".join(technique.roles)
-            what = f"{where}: {name} cuts nothing here: no operator has a cut for {roles} that divides by {size}"
+            none = f"has a cut for {roles} that divides by {size}" if roles else "is one that it cuts"
+            what = f"{where}: {name} cuts nothing here: no operator {none}"
             raise PinsError(what, mend="Choose another technique, or another size of the axis")
+        allowed = splits_allowed(technique, size, self.role, meant)
 
         def split(node: Node, on: str, option: Split) -> bool:
             return on != axis or allowed(node, option)
@@ -148,8 +151,13 @@ class _Binding:
             cut = isinstance(kept.sharding[position], Shard)
             return not cut or technique.regather is None or kept.regather == technique.regather
 
-        label = f"{self.pins.source.where(('techniques', axis))} ({name})"
-        return Constraint(label, split=split, storage=storage, rests=at_rest, follows=True)
+        def followed(node: Node, on: str, option: Split) -> bool:
+            return on == axis and follows(technique, node, option, self.role, meant)
+
+        return Constraint(
+            f"{self.pins.source.where(('techniques', axis))} ({name})", split=split, storage=storage, rests=at_rest,
+            traces=traces_of(technique, self.role.weights), does=followed, follows=True,
+        )  # fmt: skip
 
     def _operators(self, number: int, pin: OperatorPin) -> Constraint:
         where = self.pins.source.where(("operators", number))
@@ -161,8 +169,22 @@ class _Binding:
                 return True
             return self._is_cut(node, option, pin.loop, pin.role)
 
-        label = f"{where} ({_words(pin)})"
-        return Constraint(label, split=split, keys=chosen.keys, sources=chosen.params, follows=pin.role is not None)
+        def does(node: Node, on: str, option: Split) -> bool:
+            return on == pin.axis and node in chosen and self._is_cut(node, option, pin.loop, pin.role)
+
+        return Constraint(
+            f"{where} ({_words(pin)})", split=split, keys=chosen.keys, sources=chosen.params, does=does,
+            traces=self._traces(chosen, pin.loop, pin.role), follows=pin.role is not None,
+        )  # fmt: skip
+
+    def _traces(self, chosen: Selected, loop: str | None, role: str | None) -> Callable[[Node], frozenset[Hashable]]:
+        """What rewrites must leave of the selected operators that have such a cut."""
+
+        def traces(node: Node) -> frozenset[Hashable]:
+            found = chosen.traces(node)
+            return found if found and self._cuts(node, loop, role) else frozenset()
+
+        return traces
 
     def _forbidden(self, number: int, pin: ForbidPin) -> Constraint:
         where = self.pins.source.where(("forbid", number))
@@ -182,7 +204,8 @@ class _Binding:
             return not self._is_cut(node, option, pin.loop, pin.technique)
 
         follows = pin.technique is not None
-        return Constraint(label, split=split, keys=chosen.keys, sources=chosen.params, follows=follows)
+        traces = self._traces(chosen, pin.loop, pin.technique) if pin.given() else no_traces
+        return Constraint(label, split=split, keys=chosen.keys, sources=chosen.params, traces=traces, follows=follows)
 
     def _forbidden_at_rest(self, label: str, where: str, pin: ForbidPin, chosen: Selected) -> Constraint:
         if chosen.op is not None or chosen.named is not None or pin.loop is not None:
@@ -194,7 +217,7 @@ class _Binding:
         again = AT_REST[str(pin.technique)]
 
         def gathers(param: Node, on: str, regather: bool) -> bool:
-            meant = pin.axis in (None, on) and (sources is None or source_of(param) in sources)
+            meant = pin.axis in (None, on) and (sources is None or not sources.isdisjoint(sources_of(param)))
             return not meant or (again is not None and regather != again)
 
         return Constraint(label, gathers=gathers, sources=sources or frozenset())

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from ir.dims import Dims, Loops
 from ir.graph import Node
 from ir.operator import Split
+from pdv.pins.weights import Weights
 
 Role = Literal["data", "tensor", "sequence", "context", "expert"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -31,6 +32,7 @@ class RoleOf:
     """``role(node, split)`` of the nodes of one graph and of its rewrites; remembers what it has followed."""
 
     def __init__(self) -> None:
+        self.weights = Weights()
         self._known: dict[Node, Carried] = {}
 
     def __call__(self, node: Node, split: Split) -> Role | None:
@@ -42,7 +44,7 @@ class RoleOf:
             return "data"
         if split.loop in positions:
             return "context" if node.op.has_scores else "sequence"
-        return "expert" if _separates_weights(node, split.loop) else "tensor"
+        return "expert" if self._separates_weights(node, split.loop) else "tensor"
 
     def loops(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
         """Loops that walk samples, and loops that walk positions, of what a node reads."""
@@ -63,6 +65,14 @@ class RoleOf:
             if top not in self._known:
                 self._known[top] = self._of(top)
         return self._known[node]
+
+    def _separates_weights(self, node: Node, loop: str) -> bool:
+        """A product whose weight and activation are cut along one loop, as its result: other weights for each part."""
+        if node.op.kind != "contraction":
+            return False
+        everywhere: list[Dims] = [*node.loops.operands, node.loops.result]
+        weighted = any(operand in self.weights for operand in node.operands)
+        return weighted and all(node.loops.holds(dims, loop) for dims in everywhere)
 
     def _of(self, node: Node) -> Carried:
         if node.is_leaf:
@@ -94,15 +104,6 @@ def _places(loops: Loops, names: frozenset[str]) -> frozenset[int]:
     """The result's dims that these loops walk outermost."""
     places = (loops.position(loops.result, name) for name in names)
     return frozenset(place for place in places if place is not None)
-
-
-def _separates_weights(node: Node, loop: str) -> bool:
-    """A product whose weight and activation are cut along one loop, as is its result: other weights for each part."""
-    if node.op.kind != "contraction":
-        return False
-    everywhere: list[Dims] = [*node.loops.operands, node.loops.result]
-    weighted = any(operand.is_param for operand in node.operands)
-    return weighted and all(node.loops.holds(dims, loop) for dims in everywhere)
 
 
 __all__ = ["ROLES", "Carried", "Role", "RoleOf"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from ir.errors import PinsError
-from ir.graph import Node, param_view
+from ir.graph import Node, View, param_view
 from ir.operator import Split
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
+from ir.views import readings, sources_of
 from pdv.pins.constraint import Constraint
 from pdv.pins.names import Names, key_of, match_some, matching, source_of
 
@@ -64,9 +65,9 @@ def _constraint(
     keys = frozenset(key_of(node) for node in values.values())
 
     def storage(param: Node, on: str, state: State) -> bool:
-        if (axis is not None and on != axis) or source_of(param) not in sources:
+        if (axis is not None and on != axis) or sources.isdisjoint(sources_of(param)):
             return True
-        return _at_rest(param, text, state) != forbidden
+        return all(rests != forbidden for rests in _at_rest(param, text, state, sources))
 
     def split(node: Node, on: str, option: Split) -> bool:
         if axis is not None and on != axis:
@@ -79,7 +80,10 @@ def _constraint(
             if not operand.is_param and key_of(operand) in keys
         )
 
-    return Constraint(label, split=split, storage=storage, keys=keys, sources=sources, kept=keys)
+    def traces(node: Node) -> frozenset[Hashable]:
+        return keys & {key_of(node)}
+
+    return Constraint(label, split=split, storage=storage, keys=keys, sources=sources, traces=traces)
 
 
 def _make(node: Node, text: str, state: State, *, forbidden: bool) -> bool:
@@ -103,14 +107,32 @@ def _is(text: str, rank: int, state: State) -> bool:
     return state == Shard(int(text.split()[1]) % rank)
 
 
-def _at_rest(param: Node, text: str, state: State) -> bool:
-    """Dims are the stored tensor's; a parameter that reads it through a view is cut where the view took them."""
-    if text in ("whole", "cut"):
-        return _is(text, param.type.rank, state)
-    dim: int | None = int(text.split()[1]) % param.type.rank
-    for step in param_view(param):
+def _at_rest(param: Node, text: str, state: State, sources: frozenset[str]) -> list[bool]:
+    """Whether each of these stored tensors that a parameter reads is so.
+
+    Dims are the stored tensor's; what is read through a view is cut where the view took them. A device has a part of
+    each of several that are joined only where they are cut along another dim than the one that joins them.
+    """
+    if text == "whole":
+        return [isinstance(state, Invariant)]
+    view = param_view(param)
+    joins = bool(view) and view[0][0] == "concat"
+    behind = view[1:] if joins else ()
+    apart = None if not joins else _dim_after(view[0][1], behind)
+    if not isinstance(state, Shard) or state.dim == apart:
+        return [False]
+    if text == "cut":
+        return [True]
+    number = int(text.split()[1])
+    read = [one for one in readings(param) if one.source in sources]
+    return [state.dim == _dim_after(number % len(one.shape), (*one.view, *behind)) for one in read]
+
+
+def _dim_after(dim: int | None, view: View) -> int | None:
+    """Where a view takes a dim; None where a cut may not be one of it any more."""
+    for step in view:
         if step[0] == "permute":
             dim = step[1].index(dim) if dim is not None else None
         elif step[0] == "reshape":
-            dim = None  # the cut may not be one of the reshaped tensor
-    return dim is not None and state == Shard(dim)
+            dim = None
+    return dim

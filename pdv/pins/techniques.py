@@ -6,7 +6,7 @@ parallelism (Shoeybi et al., 2019) and sequence parallelism (Korthikanti et al.,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,10 @@ from ir.graph import Node
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, State
 from pdv.pins.roles import Role, RoleOf
+from pdv.pins.weights import Weights
 
 At = Literal["whole", "cut"]
+About = Callable[[Node], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,14 @@ TECHNIQUES: Mapping[str, Technique] = {
 }
 
 
-def splits_allowed(technique: Technique, size: int, role: RoleOf) -> Callable[[Node, Split], bool]:
-    """The operators' part of a technique along an axis of ``size``."""
+def splits_allowed(technique: Technique, size: int, role: RoleOf, about: About) -> Callable[[Node, Split], bool]:
+    """The operators' part of a technique along an axis of ``size``; ``about``: those that it is about."""
 
     def allowed(node: Node, option: Split) -> bool:
         if technique.inside is not None:
-            return megatron(node, option, size, sequence=technique.inside == "sequence")
+            lone = node.op.kind == "stencil" and about(node)
+            of_megatron = megatron(node, option, size, role, sequence=technique.inside == "sequence")
+            return of_megatron and (not lone or available(option, node, size))
         wanted = {
             other.loop
             for other in node.op.splits(node.loops)
@@ -68,12 +72,47 @@ def splits_allowed(technique: Technique, size: int, role: RoleOf) -> Callable[[N
     return allowed
 
 
-def is_followed(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> bool:
-    """Whether any operator has a cut that the technique is about, and that divides."""
-    if not technique.roles:
-        return True
-    cuts = ((node, split) for node in nodes for split in node.op.splits(node.loops))
-    return any(available(split, node, size) and role(node, split) in technique.roles for node, split in cuts)
+def about(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> About | None:
+    """The operators that a technique is about, in a program and its rewrites; None if there are none to follow it.
+
+    Those of Megatron's are products, attention and lookups; of a program without them, convolutions that divide.
+    """
+    if technique.inside is None:
+
+        def has_role(node: Node) -> bool:
+            cuts = (split for split in node.op.splits(node.loops) if available(split, node, size))
+            return any(role(node, split) in technique.roles for split in cuts)
+
+        return has_role if any(map(has_role, nodes)) else None
+
+    def is_inside(node: Node) -> bool:
+        return is_product(node, role.weights) or node.op.has_scores or node.op.looks_up_rows
+
+    def is_convolution(node: Node) -> bool:
+        if node.op.kind != "stencil" or not role.weights.matrices(node):
+            return False
+        cuts = (split for split in node.op.splits(node.loops) if available(split, node, size))
+        return any(megatron(node, split, size, role, sequence=False) for split in cuts)
+
+    listed = list(nodes)
+    return next((kind for kind in (is_inside, is_convolution) if any(map(kind, listed))), None)
+
+
+def follows(technique: Technique, node: Node, option: Split, role: RoleOf, about: About) -> bool:
+    """Whether a cut that the technique allows is one that it asks for."""
+    if technique.inside is not None:
+        return option.loop is not None and about(node)
+    return role(node, option) in technique.roles
+
+
+def traces_of(technique: Technique, weights: Weights) -> Callable[[Node], frozenset[Hashable]]:
+    """What rewrites must leave: what is multiplied by column or row is so multiplied, by whatever operator."""
+
+    def traces(node: Node) -> frozenset[Hashable]:
+        kept = technique.inside is not None and is_product(node, weights)
+        return weights.read(node) if kept else frozenset()
+
+    return traces
 
 
 def available(split: Split, node: Node, size: int) -> bool:
@@ -95,11 +134,11 @@ def rests_so(technique: Technique, size: int) -> Callable[[Node, State], bool]:
     return allowed
 
 
-def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
+def megatron(node: Node, option: Split, size: int, role: RoleOf, *, sequence: bool) -> bool:
     """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
     result = option.result
-    if node.op.is_dense:
-        return option.loop in ("n", "k")
+    if is_product(node, role.weights):
+        return option.loop in _loops_of_weights(node, role.weights)
     if node.op.has_scores:
         return result == Shard(1)
     if node.op.looks_up_rows:
@@ -107,7 +146,22 @@ def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
         return option.label == (rows if node.loops.extents[rows] % size == 0 else "none")
     if node.op.is_row_norm:
         return result == Shard(1) if sequence else option.label == "none"
-    return not cuts_samples(option)
+    return node in role.weights or not (cuts_samples(option) or role(node, option) == "data")
+
+
+def is_product(node: Node, weights: Weights) -> bool:
+    """True of a sum of products with a matrix of weights, whatever the operator is called."""
+    return node.op.is_dense or (node.op.kind == "contraction" and bool(weights.matrices(node)))
+
+
+def _loops_of_weights(node: Node, weights: Weights) -> frozenset[str]:
+    """Columns and rows of a product's weights; not what activations and results have as well, such as experts."""
+    loops, places = node.loops, weights.matrices(node)
+    if not places:  # two activations, multiplied by what is written for layers
+        return frozenset({"n", "k"})
+    everywhere = [*loops.operands, loops.result]
+    held = {name for name in loops.extents if any(loops.holds(loops.operands[at], name) for at in places)}
+    return frozenset(name for name in held if not all(loops.holds(dims, name) for dims in everywhere))
 
 
 def cuts_samples(split: Split) -> bool:

@@ -21,6 +21,7 @@ from pdv.cluster.routing.arrangements import arrangements
 from pdv.guard import Progress
 from pdv.pins import PinSet
 from pdv.pins.conflict import contradiction
+from pdv.pins.kept import check_kept
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
@@ -142,8 +143,12 @@ def _with_remedies(
 
 
 def _timed(found: BestPlan, started: float) -> SearchResult:
-    """With all that was searched since then, whatever became of it."""
-    return SearchResult(found, time.process_time() - started)
+    """What a search found, held to its pins, with all that was searched since then, whatever became of it.
+
+    Raises:
+        PinsError: naming a pin that it does not keep.
+    """
+    return SearchResult(check_kept(found), time.process_time() - started)
 
 
 def _check_alone(holds: bool) -> None:

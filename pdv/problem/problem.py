@@ -46,7 +46,8 @@ def _no_mark(nodes: Sequence[Node]) -> str:
     return ""
 
 
-def _loses_nothing(before: Sequence[Node], after: Sequence[Node]) -> bool:
+def loses_nothing(before: Sequence[Node], after: Sequence[Node]) -> bool:
+    """A rewrite where nothing is pinned."""
     return False
 
 
@@ -72,7 +73,7 @@ class Pins:
     rests: Callable[[Node, Storage], bool] = allow_all
     gathers: Callable[[Node, str, bool], bool] = allow_all
     mark: Callable[[Sequence[Node]], str] = _no_mark
-    loses: Callable[[Sequence[Node], Sequence[Node]], bool] = _loses_nothing
+    loses: Callable[[Sequence[Node], Sequence[Node]], bool] = loses_nothing
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,8 @@ class BlockPricer:
 
         numbers = {param: number for number, param in enumerate(self.ties.tables)}
         wanted = wanted_sinks(block, self.problem.mesh)
-        explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late, wanted)
-        loses = self.problem.pins.loses
-        kept = [(variant, solved) for variant, solved in explored if not loses(block.nodes, variant.block.nodes)]
+        rules, loses = self.problem.rules, self.problem.pins.loses
+        kept = explore(block, rules, numbers, solve, self._survey, self._late, wanted, loses)
         self.variants[block.key] = [variant for variant, _ in kept]
         self._free |= {(block.key, number): solved for number, (_, solved) in enumerate(kept)}
         self._models |= {(block.key, number): models[variant.block] for number, (variant, _) in enumerate(kept)}

@@ -15,6 +15,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
+from pdv.problem.problem import loses_nothing
 from pdv.rewrite.rule import Rule
 from pdv.search.blocks import Block
 from pdv.search.solver.block_table import Choices, Solved
@@ -71,6 +72,7 @@ def explore(
     survey: Survey | None = None,
     deadline: Deadline = lambda: False,
     wanted: Sequence[Sharding] = (),
+    loses: Callable[[Sequence[Node], Sequence[Node]], bool] = loses_nothing,
 ) -> list[tuple[Variant, Solved]]:
     """The block itself, and the variants of it that save something somewhere, priced exactly.
 
@@ -82,6 +84,7 @@ def explore(
         survey: cheap prices, by which variants are found and chosen; without it every variant is solved.
         deadline: True when it is time to stop; what was found is kept.
         wanted: shardings of the sink by which variants are compared, whatever each can make.
+        loses: whether a variant loses what is pinned of the block; such are not looked at, for they look cheap.
     """
     first = Variant(block)
     solved = {first: solve(block)}
@@ -94,7 +97,7 @@ def explore(
         return (by_sink(solved[variant], wanted),)
 
     least = survey.least_seconds if survey is not None else lambda block: 0.0
-    exploration = _Exploration(block, rules, tied, tables, least, deadline)
+    exploration = _Exploration(block, rules, tied, tables, least, deadline, loses)
     chosen = _choose(exploration.run(first), MAX_VARIANTS)
     return [(variant, solved[variant] if variant in solved else solve(variant.block)) for variant in chosen]
 
@@ -126,6 +129,7 @@ class _Exploration:
         tables: Callable[[Variant], Sequence[Table]],
         least: Callable[[Block], float],
         deadline: Deadline,
+        loses: Callable[[Sequence[Node], Sequence[Node]], bool],
     ) -> None:
         self._block = block
         self._rules = rules
@@ -133,6 +137,7 @@ class _Exploration:
         self._tables = tables
         self._least = least
         self._deadline = deadline
+        self._loses = loses
         self._builder = builder_of(block)
         self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
         self._seen: set[tuple[str, ...]] = set()
@@ -179,6 +184,8 @@ class _Exploration:
             for number in range(ROUNDS):
                 following = apply_rule(before, rule, self._tied, self._builder)
                 if following is None or len(following.block.nodes) > most:
+                    break
+                if self._loses(self._block.nodes, following.block.nodes):
                     break
                 key = self._key(following)
                 if key not in self._seen:

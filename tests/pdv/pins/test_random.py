@@ -32,7 +32,8 @@ def random_pins(rng: random.Random, graph: Graph) -> dict[str, Any]:  # Any: pla
             rng.choice([{"op": rng.choice(ops), "axis": "a"}, {"technique": "zero"}, {"technique": "data"}])
         ]
     if rng.random() < 0.3:
-        pins["techniques"] = {"a": rng.choice(["ddp", "zero-3", "zero-2", "tensor"])}
+        known = ["ddp", "zero-3", "zero-2", "tensor"]
+        pins["techniques"] = {"a": rng.choice(known if "linear" in ops else known[:3])}  # tensor is of products
     return pins
 
 
