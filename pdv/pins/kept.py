@@ -22,7 +22,8 @@ def check_kept(found: BestPlan) -> BestPlan:
     pins = found.solution.problem.pins
     if isinstance(pins, Joined):
         for entry in pins.constraints:
-            broken = _splits(entry, found) or _storage(entry, found) or _gathered(entry, found) or _lost(entry, found)
+            checks = (_check_splits, _check_storage, _check_gathers, _check_rewrites)
+            broken = next(filter(None, (check(entry, found) for check in checks)), "")
             if broken:
                 raise PinsError(
                     f"{entry.label} is not kept by the plan found: {broken}",
@@ -32,8 +33,8 @@ def check_kept(found: BestPlan) -> BestPlan:
     return found
 
 
-def _splits(entry: Constraint, found: BestPlan) -> str:
-    """An operator that is cut against a pin, or that there is none to follow it."""
+def _check_splits(entry: Constraint, found: BestPlan) -> str:
+    """An operator that is cut against a pin; or that none follows it."""
     axes, follows = found.solution.problem.mesh.axes, entry.does is None
     for node, splits in found.solution.assignment.splits.items():
         for axis, split in zip(axes, splits, strict=True):
@@ -43,8 +44,8 @@ def _splits(entry: Constraint, found: BestPlan) -> str:
     return "" if follows else "no operator of it follows"
 
 
-def _storage(entry: Constraint, found: BestPlan) -> str:
-    """A parameter that rests against a pin; those that nothing is said of rest whole."""
+def _check_storage(entry: Constraint, found: BestPlan) -> str:
+    """A parameter that rests against a pin."""
     solution = found.solution
     mesh = solution.problem.mesh
     for param, storage in solution.assignment.storage.items():
@@ -55,7 +56,7 @@ def _storage(entry: Constraint, found: BestPlan) -> str:
     return ""
 
 
-def _gathered(entry: Constraint, found: BestPlan) -> str:
+def _check_gathers(entry: Constraint, found: BestPlan) -> str:
     """A parameter that is gathered against a pin."""
     for param in found.pcg.params:
         for axis in sorted(gathered_axes(found.pcg, param)):
@@ -64,7 +65,7 @@ def _gathered(entry: Constraint, found: BestPlan) -> str:
     return ""
 
 
-def _lost(entry: Constraint, found: BestPlan) -> str:
+def _check_rewrites(entry: Constraint, found: BestPlan) -> str:
     """What a rewrite took away."""
     lost = entry.traces_of(found.solution.problem.graph.nodes) - entry.traces_of(found.solution.graph.nodes)
     return f"rewrites took {min(map(str, lost))} away" if lost else ""

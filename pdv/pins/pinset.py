@@ -23,7 +23,7 @@ from pdv.pins.roles import RoleOf
 from pdv.pins.select import Selected, select
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 from pdv.pins.states import forbidden_state, tensor_constraints
-from pdv.pins.techniques import TECHNIQUES, about, follows, rests_so, splits_allowed, traces_of
+from pdv.pins.techniques import TECHNIQUES, find_followers, follows, rests_so, scores_of, splits_allowed, traces_of
 from pdv.problem import Pins, Storage
 
 # forbidden techniques that are about parameters at rest: whether they are gathered again in backward, None for either
@@ -128,18 +128,19 @@ class _Binding:
             return on != axis or option.loop is None or self.role(node, option) in roles
 
         label = f"{self.pins.source.where(('axes', axis))} ({' or '.join(sorted(roles)) or 'nothing'})"
-        return Constraint(label, split=split, follows=True)
+        told = ("sequence" in roles) != ("context" in roles)  # the same cut, of attention or of anything else
+        return Constraint(label, split=split, traces=scores_of if told else no_traces, follows=True)
 
     def _technique(self, axis: str, name: str) -> Constraint:
         technique, size = TECHNIQUES[name], self.mesh.size(axis)
         position, rests = self.mesh.index(axis), rests_so(technique, size)
-        meant = about(technique, size, self.role, self.names.operators)
-        if meant is None:
+        followers = find_followers(technique, size, self.role, self.names.operators)
+        if followers is None:
             where, roles = self.pins.source.where(("techniques", axis)), " or ".join(technique.roles)
             none = f"has a cut for {roles} that divides by {size}" if roles else "is one that it cuts"
             what = f"{where}: {name} cuts nothing here: no operator {none}"
             raise PinsError(what, mend="Choose another technique, or another size of the axis")
-        allowed = splits_allowed(technique, size, self.role, meant)
+        allowed = splits_allowed(technique, size, self.role, followers)
 
         def split(node: Node, on: str, option: Split) -> bool:
             return on != axis or allowed(node, option)
@@ -152,7 +153,7 @@ class _Binding:
             return not cut or technique.regather is None or kept.regather == technique.regather
 
         def followed(node: Node, on: str, option: Split) -> bool:
-            return on == axis and follows(technique, node, option, self.role, meant)
+            return on == axis and follows(technique, node, option, self.role, followers)
 
         return Constraint(
             f"{self.pins.source.where(('techniques', axis))} ({name})", split=split, storage=storage, rests=at_rest,
@@ -204,7 +205,8 @@ class _Binding:
             return not self._is_cut(node, option, pin.loop, pin.technique)
 
         follows = pin.technique is not None
-        traces = self._traces(chosen, pin.loop, pin.technique) if pin.given() else no_traces
+        everywhere = scores_of if pin.technique in ("sequence", "context") else no_traces
+        traces = self._traces(chosen, pin.loop, pin.technique) if pin.given() else everywhere
         return Constraint(label, split=split, keys=chosen.keys, sources=chosen.params, traces=traces, follows=follows)
 
     def _forbidden_at_rest(self, label: str, where: str, pin: ForbidPin, chosen: Selected) -> Constraint:

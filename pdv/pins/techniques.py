@@ -13,11 +13,12 @@ from typing import Literal
 from ir.graph import Node
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, State
+from pdv.pins.constraint import no_traces
 from pdv.pins.roles import Role, RoleOf
 from pdv.pins.weights import Weights
 
 At = Literal["whole", "cut"]
-About = Callable[[Node], bool]
+Followers = Callable[[Node], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,14 @@ TECHNIQUES: Mapping[str, Technique] = {
 }
 
 
-def splits_allowed(technique: Technique, size: int, role: RoleOf, about: About) -> Callable[[Node, Split], bool]:
-    """The operators' part of a technique along an axis of ``size``; ``about``: those that it is about."""
+def splits_allowed(
+    technique: Technique, size: int, role: RoleOf, followers: Followers
+) -> Callable[[Node, Split], bool]:
+    """The operators' part of a technique along an axis of ``size``; ``followers``: those that it is about."""
 
     def allowed(node: Node, option: Split) -> bool:
         if technique.inside is not None:
-            lone = node.op.kind == "stencil" and about(node)
+            lone = node.op.kind == "stencil" and followers(node)
             of_megatron = megatron(node, option, size, role, sequence=technique.inside == "sequence")
             return of_megatron and (not lone or available(option, node, size))
         wanted = {
@@ -72,7 +75,7 @@ def splits_allowed(technique: Technique, size: int, role: RoleOf, about: About) 
     return allowed
 
 
-def about(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> About | None:
+def find_followers(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> Followers | None:
     """The operators that a technique is about, in a program and its rewrites; None if there are none to follow it.
 
     Those of Megatron's are products, attention and lookups; of a program without them, convolutions that divide.
@@ -89,6 +92,8 @@ def about(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) 
         return is_product(node, role.weights) or node.op.has_scores or node.op.looks_up_rows
 
     def is_convolution(node: Node) -> bool:
+        if is_inside(node):  # what a rewrite makes of one
+            return True
         if node.op.kind != "stencil" or not role.weights.matrices(node):
             return False
         cuts = (split for split in node.op.splits(node.loops) if available(split, node, size))
@@ -98,10 +103,10 @@ def about(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) 
     return next((kind for kind in (is_inside, is_convolution) if any(map(kind, listed))), None)
 
 
-def follows(technique: Technique, node: Node, option: Split, role: RoleOf, about: About) -> bool:
+def follows(technique: Technique, node: Node, option: Split, role: RoleOf, followers: Followers) -> bool:
     """Whether a cut that the technique allows is one that it asks for."""
     if technique.inside is not None:
-        return option.loop is not None and about(node)
+        return option.loop is not None and followers(node)
     return role(node, option) in technique.roles
 
 
@@ -109,10 +114,14 @@ def traces_of(technique: Technique, weights: Weights) -> Callable[[Node], frozen
     """What rewrites must leave: what is multiplied by column or row is so multiplied, by whatever operator."""
 
     def traces(node: Node) -> frozenset[Hashable]:
-        kept = technique.inside is not None and is_product(node, weights)
-        return weights.read(node) if kept else frozenset()
+        return weights.read(node) if is_product(node, weights) else scores_of(node)
 
-    return traces
+    return traces if technique.inside is not None else no_traces
+
+
+def scores_of(node: Node) -> frozenset[Hashable]:
+    """What a rewrite must leave of attention where it is told from other operators: it can be unfolded into these."""
+    return frozenset({(node.op.name, node.type)} if node.op.has_scores else ())
 
 
 def available(split: Split, node: Node, size: int) -> bool:

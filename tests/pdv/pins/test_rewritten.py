@@ -35,13 +35,16 @@ MESH = Mesh.of(tp=2)
 FAR = {"tp": Link("far", 1e8, 1e-4)}  # so far that every plan that is free does the same work on both devices
 
 
+DEAR = {"linear", "conv2d", "embedding", "attention"}
+
+
 @dataclass(frozen=True)
 class Dear(ComputeModel):
-    """Prices by which linears, convolutions and lookups are dear, so that rewrites that take them away pay."""
+    """Prices by which rewrites pay that take away linears, convolutions, lookups and attention."""
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
-        """Twice as long for what is named so."""
-        times = [2.0 if query.op.name in {"linear", "conv2d", "embedding"} else 1.0 for query in queries]
+        """Three times as long for what is named so."""
+        times = [3.0 if query.op.name in DEAR else 1.0 for query in queries]
         answers = zip(super().nodes(queries), times, strict=True)
         return [NodeEstimate(one.forward.times(more), one.backward.times(more)) for one, more in answers]
 
@@ -71,12 +74,12 @@ def heads() -> Graph:
     return k.graph({"y": k.mul(k.tanh(a), b)}, name="heads")
 
 
-def found(graph: Graph, pins: Content, rules: tuple[Rule, ...] = RULES, mesh: Mesh = MESH) -> BestPlan:
+def plan_of(graph: Graph, pins: Content, rules: tuple[Rule, ...] = RULES, mesh: Mesh = MESH) -> BestPlan:
     bound = load_pins(pins).on(graph, mesh)
-    return check_kept(search_mesh(asked(graph, bound, rules, mesh)))
+    return check_kept(search_mesh(problem_of(graph, bound, rules, mesh)))
 
 
-def asked(graph: Graph, pins: Pins, rules: tuple[Rule, ...] = RULES, mesh: Mesh = MESH) -> Problem:
+def problem_of(graph: Graph, pins: Pins, rules: tuple[Rule, ...] = RULES, mesh: Mesh = MESH) -> Problem:
     of = worlds.problem(graph, mesh, rules=rules, pins=pins, links=FAR)
     return replace(of, compute=Dear((worlds.DEVICE,)))
 
@@ -91,7 +94,7 @@ def products(plan: BestPlan) -> Iterator[tuple[Node, Split]]:
 @pytest.mark.parametrize("rules", [(), RULES], ids=["none", "shipped"])
 @pytest.mark.parametrize("name", ["tensor", "megatron", "tensor+sequence"])
 def test_products_are_cut_by_column_or_row_whatever_they_become(name: str, rules: tuple[Rule, ...]) -> None:
-    plan = found(mlp(), {"techniques": {"tp": name}}, rules)
+    plan = plan_of(mlp(), {"techniques": {"tp": name}}, rules)
     labels = [split.label for _, split in products(plan)]
     assert len(labels) == 3
     assert set(labels) <= {"n", "k"}
@@ -108,7 +111,7 @@ def test_products_are_cut_by_column_or_row_whatever_they_become(name: str, rules
     ],
 )
 def test_a_pinned_operator_is_cut_whatever_it_becomes(pin: Content) -> None:
-    plan = found(mlp(), {"operators": [{**pin, "axis": "tp"}]})
+    plan = plan_of(mlp(), {"operators": [{**pin, "axis": "tp"}]})
     sources = {one.source: split for node, split in products(plan) for one in readings(node.operands[1])}
     assert sources["0.weight"].label == pin.get("loop", sources["0.weight"].label) != "none"
 
@@ -117,13 +120,13 @@ def test_a_product_with_a_matrix_is_one_as_it_was_written() -> None:
     k = Builder()
     h = k.relu(k.matmul(k.input("x", worlds.f32(8, 16)), k.param("up", worlds.f32(16, 64))))
     graph = k.graph({"y": k.matmul(h, k.param("down", worlds.f32(64, 8)))})
-    assert {split.label for _, split in products(found(graph, {"techniques": {"tp": "tensor"}}))} <= {"n", "k"}
+    assert {split.label for _, split in products(plan_of(graph, {"techniques": {"tp": "tensor"}}))} <= {"n", "k"}
 
 
 @pytest.mark.parametrize("text", ["whole", "cut", "shard 0", "shard 1"])
 def test_a_parameter_that_is_joined_to_another_rests_as_pinned(text: str) -> None:
-    assert any(len(readings(param)) > 1 for param in found(heads(), {}).solution.graph.params)
-    plan = found(heads(), {"tensors": {"a": {"tp": text}}})
+    assert any(len(readings(param)) > 1 for param in plan_of(heads(), {}).solution.graph.params)
+    plan = plan_of(heads(), {"tensors": {"a": {"tp": text}}})
     (param,) = [one for one in plan.solution.graph.params if "a" in {part.source for part in readings(one)}]
     (state,) = plan.solution.assignment.storage[param].sharding
     if text == "whole":
@@ -155,6 +158,20 @@ def test_experts_are_told_from_their_weights_however_these_are_read() -> None:
         assert role(node, outer) == "expert"
 
 
+@pytest.mark.parametrize(
+    "pins", [{"techniques": {"tp": "tensor"}}, {"axes": {"tp": "sequence"}}, {"forbid": [{"technique": "context"}]}]
+)
+def test_attention_that_is_told_from_other_operators_is_not_unfolded(pins: Content) -> None:
+    k = Builder()
+    q, key, v = (k.input(name, worlds.f32(2, 4, 8, 8)) for name in ("q", "k", "v"))
+    y = k.attention(q, key, v, scale=8**-0.5, name="scores")
+    out = k.param("out", worlds.f32(8, 32))
+    graph = k.graph({"y": k.linear(k.reshape(k.permute(y, perm=(0, 2, 1, 3)), shape=(2, 8, 32)), out)})
+    assert not any(node.op.has_scores for node in plan_of(graph, {}).solution.graph.nodes)
+    kept = [node for node in plan_of(graph, pins).solution.graph.nodes if node.op.has_scores]
+    assert len(kept) == 1
+
+
 def test_a_technique_that_nothing_can_follow_is_an_error() -> None:
     k = Builder()
     graph = k.graph({"y": k.add(k.relu(k.input("x", worlds.f32(8, 16))), k.param("b", worlds.f32(16)))})
@@ -166,7 +183,7 @@ def test_convolutions_are_cut_where_there_is_nothing_else() -> None:
     k = Builder()
     h = k.relu(k.conv2d(k.input("x", worlds.f32(4, 8, 8, 8)), k.param("a", worlds.f32(16, 8, 3, 3)), padding=(1, 1)))
     graph = k.graph({"y": k.conv2d(h, k.param("b", worlds.f32(16, 16, 1, 1)))})
-    plan = found(graph, {"techniques": {"tp": "tensor"}})
+    plan = plan_of(graph, {"techniques": {"tp": "tensor"}})
     cuts = [splits[0] for node, splits in plan.solution.assignment.splits.items() if node.op.name == "conv2d"]
     assert cuts
     assert all(split.loop not in (None, "n") for split in cuts)
@@ -184,7 +201,7 @@ BROKEN: Mapping[str, Content] = {
 
 @pytest.mark.parametrize("label", BROKEN)
 def test_a_plan_that_keeps_no_pins_is_refused_and_the_pin_named(label: str) -> None:
-    plan = search_mesh(asked(mlp(), Pins()))
+    plan = search_mesh(problem_of(mlp(), Pins()))
     pins = load_pins(BROKEN[label]).on(plan.solution.problem.graph, MESH)
     problem = replace(plan.solution.problem, pins=pins)
     with pytest.raises(PinsError) as caught:
@@ -194,7 +211,7 @@ def test_a_plan_that_keeps_no_pins_is_refused_and_the_pin_named(label: str) -> N
 
 
 def test_gathers_that_are_forbidden_are_found_in_a_plan() -> None:
-    plan = found(mlp(), {"techniques": {"tp": "zero-3"}}, rules=())
+    plan = plan_of(mlp(), {"techniques": {"tp": "zero-3"}}, rules=())
     pins = load_pins({"forbid": [{"technique": "zero", "param": "0.weight"}]}).on(plan.solution.problem.graph, MESH)
     problem = replace(plan.solution.problem, pins=pins)
     with pytest.raises(PinsError, match=r"0\.weight is gathered along tp"):
