@@ -95,9 +95,9 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     if what:
         raise _differs(what, error)
     compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
-    drawn = {node.op.name for node in graph.nodes if node.op.draws}
-    left_out = ", both without dropout" if "dropout" in drawn else ""
-    left_out += ", both with the same noise" if "noise" in drawn else ""
+    drawn = [node for node in graph.nodes if node.op.draws]
+    left_out = ", both without dropout" if any(map(keeps_input, drawn)) else ""
+    left_out += ", both with the same noise" if not all(map(keeps_input, drawn)) else ""
     return f"the reading was run on the example inputs{rows} against the module{left_out}: {compared} are the same"
 
 
