@@ -11,7 +11,7 @@ import pytest
 from ir.builder import Builder
 from ir.cost_model import NodeEstimate, Query
 from ir.errors import PinsError
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, param_view
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Shard
@@ -131,11 +131,13 @@ def test_a_parameter_that_is_joined_to_another_rests_as_pinned(text: str) -> Non
     (state,) = plan.solution.assignment.storage[param].sharding
     if text == "whole":
         assert not isinstance(state, Shard)
-    else:
-        assert isinstance(state, Shard)
-        cut = readings(param)[0].view
-        assert not cut or cut == (("permute", (1, 0)),)
-        assert text == "cut" or len(readings(param)) > 1 or state.dim == abs(int(text[-1]) - len(cut))
+        return
+    (part,) = [part for part in readings(param) if part.source == "a"]
+    joins = [step[1] for step in param_view(param) if step[0] == "concat"]
+    dims = (1, 0) if ("permute", (1, 0)) in (*part.view, *param_view(param)) else (0, 1)
+    assert isinstance(state, Shard)
+    assert state.dim not in joins
+    assert text in ("cut", f"shard {dims[state.dim]}")
 
 
 def test_what_is_forbidden_of_an_operator_is_forbidden_whatever_it_becomes() -> None:
