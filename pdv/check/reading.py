@@ -96,8 +96,8 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
         raise _differs(what, error)
     compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
     drawn = [node for node in graph.nodes if node.op.draws]
-    left_out = ", both without dropout" if any(map(keeps_input, drawn)) else ""
-    left_out += ", both with the same noise" if not all(map(keeps_input, drawn)) else ""
+    left_out = ", both without dropout" if any(node.op.linear for node in drawn) else ""
+    left_out += ", both with the same noise" if not all(node.op.linear for node in drawn) else ""
     return f"the reading was run on the example inputs{rows} against the module{left_out}: {compared} are the same"
 
 
