@@ -194,6 +194,9 @@ class Search:
                 made.add(kind)
                 if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
                     done.add(turns)  # of more or fewer stages on each rank the fastest
+        plain = min((one for one in self._all if one.is_plain and one.fits), key=lambda one: one.step_s, default=None)
+        if plain is not None and self.best is not None and plain.step_s < self.best.step_s:
+            self._make(plain, self.estimates.insides)  # what estimates of pipelines leave out it may not have
         if self.best is not None:
             for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
                 self._keep(found)
