@@ -33,7 +33,7 @@ ShapeOf = Callable[[str], Shape]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 BESIDE = (
-    "parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "rounding", "stored", "training",
+    "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
     "checkpoints",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""

@@ -1,4 +1,4 @@
-"""A training step in several micro-batches; what is looked at in each call. Entry points: ``Given``, ``watch_calls``.
+"""A training step in several micro-batches. Entry point: ``Given``.
 
 Gradients of micro-batches add up, are summed over ranks once, and divided by the weight of the batch, then known.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
@@ -18,17 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .losses import LossFn, batch_terms, hand_out, own_rows
+from .losses import LossFn, batch_terms, own_rows
 from .parallel import Axis
 from .stored import local_piece
-from .training import check_ranks, cut
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The loss to go backward from, of what the model gives for a micro-batch, and the number of that."""
-_APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
 
 
 class Given:
@@ -266,135 +262,3 @@ class Scales:
                 "clip_grad_norm_ or a loop takes, or an infinity that a GradScaler finds, is of one stage. Call "
                 "model.clip_grad_norm_, decide about steps on all ranks alike, and load a checkpoint."
             )
-
-
-# ---- What is looked at in a call ----
-
-
-@dataclass
-class Evaluation:
-    """Of a model in evaluation: its buffers, and their values before the pass that runs.
-
-    is_checked: whether it may move buffers; is_safe: whether a pass did not.
-    """
-
-    is_checked: bool = False
-    is_safe: bool = False
-    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
-def watch_calls(model: ParallelModule) -> Evaluation:
-    """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
-    _watch_steps()
-    model.register_forward_pre_hook(_before_call)
-    model.register_forward_hook(_after_call)
-    if model.mesh.ranks is not None:
-        cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
-    return Evaluation()
-
-
-def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    model.evaluation.kept = _kept_buffers(model)
-    if not torch.is_grad_enabled():
-        return None
-    check_ranks(model, args)
-    axes = [axis for axis in model.mesh.axes if axis.size > 1]
-    asked = [isinstance(x, Tensor) and x.requires_grad for x in args]
-    if not axes or not any(asked):
-        return None
-    return tuple(_Asked.apply(x, axes) if wanted else x for x, wanted in zip(args, asked, strict=True))  # type: ignore[no-untyped-call]
-
-
-def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
-    del args
-    _check_buffers(model)
-    return hand_out(outputs, model, model.own_loss)
-
-
-class _Asked(torch.autograd.Function):
-    """An input whose gradient is asked for: the same tensor.
-
-    No program sums what its ranks have of an input's gradient, so some have a part of it where ranks use it apart.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axes: Sequence[Axis]) -> Tensor:
-        ctx.axes = axes
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        with torch.no_grad():
-            norm = grads[0].norm(dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
-            for axis in ctx.axes:
-                ends = torch.stack([norm, -norm])
-                dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
-                if ends[0] + ends[1] > _APART * ends[0]:
-                    raise RuntimeError(
-                        f"input-gradients-apart: the gradient of an input {list(grads[0].shape)} is another on the "
-                        f"ranks along {axis.name}, each of which has a part of it, and the program does not add up "
-                        "what nobody trains. Allowed: gradients of parameters. Make what you differentiate by a "
-                        "parameter of the model before you plan it, or plan without an axis that cuts inside rows."
-                    )
-        return grads[0], None
-
-
-def _kept_buffers(model: ParallelModule) -> dict[str, tuple[Tensor, Tensor]]:
-    """Buffers of floats, and their values before a pass in evaluation, unless an earlier one left them alone."""
-    now = model.evaluation
-    if model.training or now.is_checked or now.is_safe or torch.compiler.is_compiling():
-        return {}
-    return {name: (x, x.clone()) for name, x in model.named_buffers() if x.is_floating_point()}
-
-
-@torch.no_grad()
-def _check_buffers(model: ParallelModule) -> None:
-    """Whether a pass in evaluation left them alone; then no later one is looked at.
-
-    Raises:
-        RuntimeError: if it did not; they are as they were then.
-    """
-    kept, model.evaluation.kept = model.evaluation.kept, {}
-    # torch's batch norm counts no version
-    moved = [name for name, (x, old) in kept.items() if not torch.equal(x.nan_to_num(), old.nan_to_num())]
-    for x, before in kept.values():
-        x.copy_(before) if moved else None
-    model.evaluation.is_safe = bool(kept) and not moved
-    if moved:
-        raise RuntimeError(
-            f"batch-statistics: a pass in evaluation (model.eval()) moved {', '.join(moved[:3])}"
-            f"{', …' if len(moved) > 3 else ''}: this program takes the statistics of the batch in its batch norms, "
-            'whatever the mode. Allowed: model.train(). To evaluate, plan module.eval() with mode="infer" and call '
-            "load_full_state_dict(this_model.full_state_dict()) of that program; to train by statistics that stay as "
-            "they are, plan module.eval()."
-        )
-
-
-# ---- Optimizers of matrices ----
-
-
-@cache
-def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check_matrices)
-
-
-def _check_matrices(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Whether one that treats matrices as wholes, by its name, has those of the source.
-
-    Raises:
-        RuntimeError: if it has others. A matrix that is turned has other updates only of Muon, by its longer side.
-    """
-    del args, kwargs
-    if (name := type(optimizer).__name__) not in {"Adafactor", "Muon", "Shampoo", "SOAP"}:
-        return
-    for group in optimizer.param_groups:
-        by_sides = name == "Muon" and group.get("adjust_lr_fn") != "match_rms_adamw"
-        for p in group["params"]:
-            kept = getattr(p, "kept", "whole") if p.dim() > 1 else "whole"
-            if kept == "parts" or (kept == "turned" and by_sides and p.size(0) != p.size(1)):
-                raise RuntimeError(
-                    f"whole-parameters-wanted: {name} treats a matrix as a whole, and this program keeps one of the "
-                    f"source's {'in parts' if kept == 'parts' else 'turned'}: a parameter {list(p.shape)}. Give such "
-                    "parameters (p.kept != 'whole') to another optimizer, such as AdamW"
-                    + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
-                )

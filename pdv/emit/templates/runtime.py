@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .accumulate import Given, check_count, watch_calls
+from .accumulate import Given, check_count
+from .calls import check_in_sync, check_inputs, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, check_rows, combine_rows, shard_batch, sum_gradients
@@ -30,8 +31,6 @@ from .stored import Stored, Weights, join, placed_as
 from .training import (
     Batch,
     apply_to_all,
-    check_in_sync,
-    check_inputs,
     check_names,
     clip_grad_norm,
     copy_model,

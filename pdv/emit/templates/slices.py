@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from .accumulate import Given
+from .calls import check_inputs
 from .later import Neighbours, in_turns, unbroken
 from .parallel import Axis
 from .pipeline import PipelinedModule, Stage, _Link
 from .runtime import Mesh, Weights
-from .training import check_inputs
 
 TIME = "time"
 

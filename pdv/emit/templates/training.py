@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
 from .losses import LossFn, batch_loss, begin_weight, check_rows, combine_rows, own_rows, passes
 from .parallel import Axis
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Batch = Tensor | Sequence[Tensor]
-cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 def start_processes(kind: torch.device) -> torch.device:
@@ -52,52 +51,12 @@ def start_processes(kind: torch.device) -> torch.device:
     return kind
 
 
-def check_inputs(
-    wanted: Mapping[str, Sequence[int | str]],
-    ways: Mapping[str, int],
-    most: Mapping[str, int],
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Sizes that a program names are those of its inputs.
-
-    Raises:
-        ValueError: if an input has others.
-    """
-    del model
-    named: dict[str, int] = {}
-    given = {**dict(zip(wanted, args, strict=False)), **kwargs}
-    for name, shape in wanted.items():
-        sizes = list(given[name].shape) if name in given else []
-        for size, found in zip(shape, sizes, strict=False):
-            if isinstance(size, str):
-                named.setdefault(size, found)
-        allowed = [named.get(str(size), size) for size in shape]
-        if name in given and sizes != allowed:
-            form = f"[{', '.join(map(str, shape))}]"
-            values = ", ".join(f"{size} = {found}" for size, found in named.items() if size in shape)
-            raise ValueError(
-                f"wrong-size: input {name} has shape {sizes}. This program takes {form}"
-                + (f", and {values} here" if values else "")
-                + ". Pass inputs of these sizes, or plan the model again at others."
-            )
-    for name, found in named.items():
-        if found % ways.get(name, 1) or found > most.get(name, found):
-            what = (
-                f"up to {most[name]}" if found > most.get(name, found) else f"in multiples of {ways[name]}: it is cut"
-            )
-            raise ValueError(
-                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
-            )
-
-
 def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Callable[[Any], Any]) -> Any:
     """As ``ParallelModule.apply``, which is ``apply``."""
 
     def state() -> list[Any]:
         held = [
-            (id(x), x.requires_grad, int(_checksum(local_piece(x)))) for x in (*model.parameters(), *model.buffers())
+            (id(x), x.requires_grad, int(checksum(local_piece(x)))) for x in (*model.parameters(), *model.buffers())
         ]
         hooks = ([len(x) for name, x in vars(each).items() if name.endswith("_hooks")] for each in model.modules())
         return [held, [each.training for each in model.modules()], list(hooks)]
@@ -130,22 +89,6 @@ def check_names(model: nn.Module, state: Mapping[str, Any], *, assign: bool) -> 
             f"other-names: a state of {next(iter(state), 'nothing')}, … and no name of this program's. Allowed: what "
             "state_dict() of this model gave. Call model.load_full_state_dict(state) for the source's names."
         )
-
-
-def check_ranks(model: ParallelModule, args: Sequence[Any]) -> None:
-    """Before passes 1, 2, 4, 8, … of training: whether ranks have the same inputs, and at first the same weights.
-
-    Raises:
-        RuntimeError: if they do not.
-    """
-    in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # a pass of ``checkpoint``, done again
-    if model.mesh.ranks is None or not model.training or torch.compiler.is_compiling() or in_backward:
-        return
-    model.calls += 1
-    if model.calls & (model.calls - 1) == 0:
-        check_same_inputs(model, args)
-    if model.calls == 1:
-        check_in_sync(model)
 
 
 @contextmanager
@@ -216,7 +159,7 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
     by_axes: dict[tuple[Axis, ...], list[Tensor]] = {}
     for p in model.own_parameters():
         if p.grad is not None:
-            by_axes.setdefault(_cut_over(model, p.grad), []).append(local_piece(p.grad))
+            by_axes.setdefault(cut_over(model, p.grad), []).append(local_piece(p.grad))
     is_max = math.isinf(norm_type)
     powers = [torch.zeros((), device=model.mesh.device)]
     for axes, grads in by_axes.items():
@@ -238,61 +181,6 @@ def _sum_over(x: Tensor, axes: Sequence[Axis], *, is_max: bool) -> Tensor:
         if axis.size > 1:
             dist.all_reduce(x, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM, group=axis.group)
     return x
-
-
-def _cut_over(model: ParallelModule, x: Tensor) -> tuple[Axis, ...]:
-    """The axes along which ranks hold different pieces."""
-    placements = x.placements if isinstance(x, DTensor) else ()
-    return tuple(a for a, placed in zip(model.mesh.axes, placements, strict=False) if isinstance(placed, Shard))
-
-
-@torch.no_grad()
-def check_same_inputs(model: ParallelModule, inputs: Sequence[Any]) -> None:
-    """Whether all ranks have the same whole batch: one small all-reduce for each axis.
-
-    Raises:
-        RuntimeError: if they do not.
-    """
-    given = [x for x in inputs if isinstance(x, Tensor) and x.element_size() in _BITS]
-    numbers = [torch.stack([torch.tensor(x.numel(), device=x.device), _checksum(x)]) for x in given]
-    found = torch.cat([x.to(model.mesh.device) for x in numbers]) if numbers else torch.zeros(0)
-    for axis in (*model.mesh.axes, model.mesh.stage) if numbers else ():
-        if axis.size > 1 and not _is_same_on(axis, found).all():
-            raise RuntimeError(
-                f"other-rows: the ranks along {axis.name} were given different inputs; this one's have shapes "
-                f"{[list(x.shape) for x in given]}. Every rank passes the whole batch, of which the program takes its "
-                "own rows. Draw it in one order on all ranks (one seed, no DistributedSampler); or pass each rank's "
-                'own rows to train_step(..., rows="local").'
-            )
-
-
-def _is_same_on(axis: Axis, found: Tensor) -> Tensor:
-    """Of each whole number, whether the ranks of an axis have the same."""
-    ends = torch.cat([found, -found])
-    dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
-    largest, least = ends.chunk(2)
-    return largest == -least
-
-
-@torch.no_grad()
-def check_in_sync(model: ParallelModule) -> None:
-    """Whether ranks that hold the same parameter or buffer hold the same bits: one small all-reduce for each axis.
-
-    Raises:
-        RuntimeError: naming those that differ.
-    """
-    whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
-    held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
-    for axis in model.mesh.axes:
-        same = [(name, local_piece(x)) for name, x in held if axis not in _cut_over(model, x)]
-        if axis.size == 1 or not same:
-            continue
-        found = torch.stack([_checksum(x).to(model.mesh.device) for _, x in same])
-        if names := [name for (name, _), ok in zip(same, _is_same_on(axis, found).tolist(), strict=True) if not ok]:
-            raise RuntimeError(
-                f"ranks-differ: {', '.join(names)} should be the same on all ranks of axis {axis.name}, and is not. "
-                "A random number, a hook or a change by hand was another on each. Load a checkpoint."
-            )
 
 
 @cache
@@ -317,10 +205,10 @@ def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: d
     if count & (count - 1):
         return
     found = torch.stack(
-        [_checksum(x).to(own[0].device) for p in own for x in (p, p.new_zeros(0) if p.grad is None else p.grad)]
+        [checksum(x).to(own[0].device) for p in own for x in (p, p.new_zeros(0) if p.grad is None else p.grad)]
     )
     for axis in cut:
-        for at in (~_is_same_on(axis, found)).nonzero()[:1].flatten().tolist():
+        for at in (~is_same_on(axis, found)).nonzero()[:1].flatten().tolist():
             raise RuntimeError(
                 f"own-parameters-apart: {'the gradient of ' if at % 2 else ''}a parameter {list(own[at // 2].shape)} "
                 f"that is not the model's, such as a head's, differs between the ranks along {axis.name}, each of "
@@ -340,16 +228,6 @@ def _reached(own: Sequence[Tensor]) -> bool:
 
 def _note_pass(parameter: Tensor) -> None:
     parameter.last_pass = torch._C._current_graph_task_id()  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _checksum(x: Tensor) -> Tensor:
-    """Of the bits, so that no two roundings are the same; int64."""
-    x = x.to_dense() if x.is_sparse else x
-    return (
-        x.contiguous().view(-1).view(_BITS[min(x.element_size(), 8)]).sum(dtype=torch.int64)
-        if x.numel()
-        else x.new_zeros((), dtype=torch.int64)
-    )
 
 
 def self_check(

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import pdv
 from ir.errors import VerificationError
-from pdv.emit.templates import float8
+from pdv.emit.templates.kernels import float8
 from pdv.plan.package import Plan, import_package
 from pdv.verification.package import verify
 from tests.pdv.miniatures import Gpt, ids, settled

@@ -13,7 +13,7 @@ Where a device has no such kernel, casts are multiplied in float32: the same fac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,21 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.functional import ScalingType
 
-from .parallel import Axis
-
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12  # of a magnitude; torchao's
 ALIGNED = 16  # elements of a row that tensor cores read
+
+
+class Axis(Protocol):
+    """What is read of an axis of the mesh."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Through which they talk."""
 
 
 class Cast(NamedTuple):

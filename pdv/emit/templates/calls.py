@@ -1,0 +1,285 @@
+"""What is looked at in each call of a model, and each step of its optimizers. Entry point: ``watch_calls``.
+
+Ranks are given the same batch, or rows differ silently: now and then their checksums are compared. ``training.py`` and
+``accumulate.py`` run steps; here is what is refused before and behind passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .losses import hand_out
+from .parallel import Axis
+from .stored import local_piece
+
+if TYPE_CHECKING:
+    from .runtime import ParallelModule
+
+cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
+_APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+
+
+def check_inputs(
+    wanted: Mapping[str, Sequence[int | str]],
+    ways: Mapping[str, int],
+    most: Mapping[str, int],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Sizes that a program names are those of its inputs.
+
+    Raises:
+        ValueError: if an input has others.
+    """
+    del model
+    named: dict[str, int] = {}
+    given = {**dict(zip(wanted, args, strict=False)), **kwargs}
+    for name, shape in wanted.items():
+        sizes = list(given[name].shape) if name in given else []
+        for size, found in zip(shape, sizes, strict=False):
+            if isinstance(size, str):
+                named.setdefault(size, found)
+        allowed = [named.get(str(size), size) for size in shape]
+        if name in given and sizes != allowed:
+            form = f"[{', '.join(map(str, shape))}]"
+            values = ", ".join(f"{size} = {found}" for size, found in named.items() if size in shape)
+            raise ValueError(
+                f"wrong-size: input {name} has shape {sizes}. This program takes {form}"
+                + (f", and {values} here" if values else "")
+                + ". Pass inputs of these sizes, or plan the model again at others."
+            )
+    for name, found in named.items():
+        if found % ways.get(name, 1) or found > most.get(name, found):
+            what = (
+                f"up to {most[name]}" if found > most.get(name, found) else f"in multiples of {ways[name]}: it is cut"
+            )
+            raise ValueError(
+                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
+            )
+
+
+# ---- What is looked at in a call ----
+
+
+@dataclass
+class Evaluation:
+    """Of a model in evaluation: its buffers, and their values before the pass that runs.
+
+    is_checked: whether it may move buffers; is_safe: whether a pass did not.
+    """
+
+    is_checked: bool = False
+    is_safe: bool = False
+    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def watch_calls(model: ParallelModule) -> Evaluation:
+    """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
+    _watch_steps()
+    model.register_forward_pre_hook(_before_call)
+    model.register_forward_hook(_after_call)
+    if model.mesh.ranks is not None:
+        cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
+    return Evaluation()
+
+
+def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    model.evaluation.kept = _kept_buffers(model)
+    if not torch.is_grad_enabled():
+        return None
+    check_ranks(model, args)
+    axes = [axis for axis in model.mesh.axes if axis.size > 1]
+    asked = [isinstance(x, Tensor) and x.requires_grad for x in args]
+    if not axes or not any(asked):
+        return None
+    return tuple(_Asked.apply(x, axes) if wanted else x for x, wanted in zip(args, asked, strict=True))  # type: ignore[no-untyped-call]
+
+
+def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
+    del args
+    _check_buffers(model)
+    return hand_out(outputs, model, model.own_loss)
+
+
+class _Asked(torch.autograd.Function):
+    """An input whose gradient is asked for: the same tensor.
+
+    No program sums what its ranks have of an input's gradient, so some have a part of it where ranks use it apart.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+        ctx.axes = axes
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        with torch.no_grad():
+            norm = grads[0].norm(dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
+            for axis in ctx.axes:
+                ends = torch.stack([norm, -norm])
+                dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
+                if ends[0] + ends[1] > _APART * ends[0]:
+                    raise RuntimeError(
+                        f"input-gradients-apart: the gradient of an input {list(grads[0].shape)} is another on the "
+                        f"ranks along {axis.name}, each of which has a part of it, and the program does not add up "
+                        "what nobody trains. Allowed: gradients of parameters. Make what you differentiate by a "
+                        "parameter of the model before you plan it, or plan without an axis that cuts inside rows."
+                    )
+        return grads[0], None
+
+
+def _kept_buffers(model: ParallelModule) -> dict[str, tuple[Tensor, Tensor]]:
+    """Buffers of floats, and their values before a pass in evaluation, unless an earlier one left them alone."""
+    now = model.evaluation
+    if model.training or now.is_checked or now.is_safe or torch.compiler.is_compiling():
+        return {}
+    return {name: (x, x.clone()) for name, x in model.named_buffers() if x.is_floating_point()}
+
+
+@torch.no_grad()
+def _check_buffers(model: ParallelModule) -> None:
+    """Whether a pass in evaluation left them alone; then no later one is looked at.
+
+    Raises:
+        RuntimeError: if it did not; they are as they were then.
+    """
+    kept, model.evaluation.kept = model.evaluation.kept, {}
+    # torch's batch norm counts no version
+    moved = [name for name, (x, old) in kept.items() if not torch.equal(x.nan_to_num(), old.nan_to_num())]
+    for x, before in kept.values():
+        x.copy_(before) if moved else None
+    model.evaluation.is_safe = bool(kept) and not moved
+    if moved:
+        raise RuntimeError(
+            f"batch-statistics: a pass in evaluation (model.eval()) moved {', '.join(moved[:3])}"
+            f"{', …' if len(moved) > 3 else ''}: this program takes the statistics of the batch in its batch norms, "
+            'whatever the mode. Allowed: model.train(). To evaluate, plan module.eval() with mode="infer" and call '
+            "load_full_state_dict(this_model.full_state_dict()) of that program; to train by statistics that stay as "
+            "they are, plan module.eval()."
+        )
+
+
+# ---- Ranks, compared ----
+
+
+def check_ranks(model: ParallelModule, args: Sequence[Any]) -> None:
+    """Before passes 1, 2, 4, 8, … of training: whether ranks have the same inputs, and at first the same weights.
+
+    Raises:
+        RuntimeError: if they do not.
+    """
+    in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # a pass of ``checkpoint``, done again
+    if model.mesh.ranks is None or not model.training or torch.compiler.is_compiling() or in_backward:
+        return
+    model.calls += 1
+    if model.calls & (model.calls - 1) == 0:
+        check_same_inputs(model, args)
+    if model.calls == 1:
+        check_in_sync(model)
+
+
+@torch.no_grad()
+def check_same_inputs(model: ParallelModule, inputs: Sequence[Any]) -> None:
+    """Whether all ranks have the same whole batch: one small all-reduce for each axis.
+
+    Raises:
+        RuntimeError: if they do not.
+    """
+    given = [x for x in inputs if isinstance(x, Tensor) and x.element_size() in _BITS]
+    numbers = [torch.stack([torch.tensor(x.numel(), device=x.device), checksum(x)]) for x in given]
+    found = torch.cat([x.to(model.mesh.device) for x in numbers]) if numbers else torch.zeros(0)
+    for axis in (*model.mesh.axes, model.mesh.stage) if numbers else ():
+        if axis.size > 1 and not is_same_on(axis, found).all():
+            raise RuntimeError(
+                f"other-rows: the ranks along {axis.name} were given different inputs; this one's have shapes "
+                f"{[list(x.shape) for x in given]}. Every rank passes the whole batch, of which the program takes its "
+                "own rows. Draw it in one order on all ranks (one seed, no DistributedSampler); or pass each rank's "
+                'own rows to train_step(..., rows="local").'
+            )
+
+
+def is_same_on(axis: Axis, found: Tensor) -> Tensor:
+    """Of each whole number, whether the ranks of an axis have the same."""
+    ends = torch.cat([found, -found])
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
+    largest, least = ends.chunk(2)
+    return largest == -least
+
+
+@torch.no_grad()
+def check_in_sync(model: ParallelModule) -> None:
+    """Whether ranks that hold the same parameter or buffer hold the same bits: one small all-reduce for each axis.
+
+    Raises:
+        RuntimeError: naming those that differ.
+    """
+    whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
+    held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
+    for axis in model.mesh.axes:
+        same = [(name, local_piece(x)) for name, x in held if axis not in cut_over(model, x)]
+        if axis.size == 1 or not same:
+            continue
+        found = torch.stack([checksum(x).to(model.mesh.device) for _, x in same])
+        if names := [name for (name, _), ok in zip(same, is_same_on(axis, found).tolist(), strict=True) if not ok]:
+            raise RuntimeError(
+                f"ranks-differ: {', '.join(names)} should be the same on all ranks of axis {axis.name}, and is not. "
+                "A random number, a hook or a change by hand was another on each. Load a checkpoint."
+            )
+
+
+def cut_over(model: ParallelModule, x: Tensor) -> tuple[Axis, ...]:
+    """The axes along which ranks hold different pieces."""
+    placements = x.placements if isinstance(x, DTensor) else ()
+    return tuple(a for a, placed in zip(model.mesh.axes, placements, strict=False) if isinstance(placed, Shard))
+
+
+def checksum(x: Tensor) -> Tensor:
+    """Of the bits, so that no two roundings are the same; int64."""
+    x = x.to_dense() if x.is_sparse else x
+    return (
+        x.contiguous().view(-1).view(_BITS[min(x.element_size(), 8)]).sum(dtype=torch.int64)
+        if x.numel()
+        else x.new_zeros((), dtype=torch.int64)
+    )
+
+
+# ---- Optimizers of matrices ----
+
+
+@cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_check_matrices)
+
+
+def _check_matrices(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Whether one that treats matrices as wholes, by its name, has those of the source.
+
+    Raises:
+        RuntimeError: if it has others. A matrix that is turned has other updates only of Muon, by its longer side.
+    """
+    del args, kwargs
+    if (name := type(optimizer).__name__) not in {"Adafactor", "Muon", "Shampoo", "SOAP"}:
+        return
+    for group in optimizer.param_groups:
+        by_sides = name == "Muon" and group.get("adjust_lr_fn") != "match_rms_adamw"
+        for p in group["params"]:
+            kept = getattr(p, "kept", "whole") if p.dim() > 1 else "whole"
+            if kept == "parts" or (kept == "turned" and by_sides and p.size(0) != p.size(1)):
+                raise RuntimeError(
+                    f"whole-parameters-wanted: {name} treats a matrix as a whole, and this program keeps one of the "
+                    f"source's {'in parts' if kept == 'parts' else 'turned'}: a parameter {list(p.shape)}. Give such "
+                    "parameters (p.kept != 'whole') to another optimizer, such as AdamW"
+                    + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
+                )
