@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ir.errors import UsageError
-from pdv.emit.templates.losses import batch_terms, combine_rows, own_rows
+from pdv.emit.templates.losses import batch_terms
 from pdv.emit.templates.parallel import Axis, reduce
+from pdv.emit.templates.training import combine_rows, own_rows
 from pdv.loops.pieces import share
 from pdv.loops.rows import LossFn, shapes_of
 

@@ -14,8 +14,8 @@ _MODULE = """
     load_full_state_dict load_safetensors load_state_dict mesh micro_batches modules mtia named_buffers
     named_children named_modules named_parameters no_sync own_loss own_parameters parameters parameters_in_graph
     register_buffer register_module register_parameter requires_grad_ run_batches run_given save_safetensors
-    self_check set_extra_state set_submodule shard_batch share_memory state_dict sum_over_data summed T_destination to
-    to_empty train train_step training type whole whole_parts xpu zero_grad
+    self_check set_extra_state set_submodule shard_batch share_memory state_dict sum_over_data summed T_destination
+    takes to to_empty train train_step training type whole whole_parts xpu zero_grad
 """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""

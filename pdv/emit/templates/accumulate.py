@@ -1,4 +1,4 @@
-"""A training step in several micro-batches. Entry point: ``Given``.
+"""A training step in several micro-batches. Entry points: ``train_in_parts``, ``Given``.
 
 Gradients of micro-batches add up, are summed over ranks once, and divided by the weight of the batch, then known.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakMethod
 
 import torch
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .losses import LossFn, batch_terms, own_rows
+from .losses import LossFn, batch_terms
 from .parallel import Axis
 from .stored import local_piece
+from .training import Batch, Target, check_rows, combine_rows, losses_add_up, map_tensors, read_batch, shard_batch
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
@@ -39,15 +41,14 @@ class Given:
     def __init__(
         self,
         inputs: Sequence[Tensor],
-        targets: Sequence[Tensor],
+        target: Any,  # as of ``map_tensors``
         loss_fn: LossFn,
         reduction: str,
         axes: tuple[Sequence[Axis], Axis],
         count: int,
     ) -> None:
         self.batches = [list(parts) for parts in zip(*(_split_rows(x, count) for x in inputs), strict=True)]
-        split = [_split_rows(y, count) for y in targets]  # none, where the model has its loss inside
-        self._wanted = [[parts[number] for parts in split] for number in range(count)]
+        self._wanted = [map_tensors(target, partial(_part, count=count, number=number)) for number in range(count)]
         self._loss_fn, self._reduction, self._count = loss_fn, reduction, count
         self._axes, self._stage = axes
         self._cut = [axis for axis in self._axes if axis.size > 1]
@@ -55,8 +56,8 @@ class Given:
 
     def loss_of(self, output: Any, number: Tensor) -> Tensor:
         """See ``Loss``."""
-        target, reduction = [own_rows(y, self._axes) for y in self._wanted[int(number)]], self._reduction
-        given = target[0] if len(target) == 1 else target
+        target, reduction = shard_batch(self._wanted[int(number)], self._axes), self._reduction
+        given = target[0] if isinstance(target, list) and len(target) == 1 else target
         found = batch_terms(self._loss_fn, output, given, self._cut, reduction, self._count)
         found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
         if found.size(1) > 1 and reduction == "mean":
@@ -105,6 +106,26 @@ class Given:
         return found[0], found[1]
 
 
+def train_in_parts(
+    model: ParallelModule,
+    inputs: Batch,
+    target: Target,
+    loss_fn: LossFn,
+    count: int,
+    *,
+    reduction: Literal["mean", "sum"],
+    rows: Literal["global", "local"],
+) -> Tensor:
+    """As ``ParallelModule.train_step``, in ``count`` micro-batches."""
+    given = read_batch(model, inputs, target)
+    if rows == "local":
+        check_rows(given[0], model.batch_axes)
+        given = map_tensors(given, partial(combine_rows, axes=model.batch_axes))
+    axes, rounding = (model.batch_axes, model.mesh.stage), model.mesh.rounding
+    with rounding.keep() if rounding else nullcontext(), losses_add_up(model, given):
+        return model.run_given(Given(*given, loss_fn, reduction, axes, count))
+
+
 def check_count(model: ParallelModule, count: int) -> None:
     """Whether a step may take its batch in so many micro-batches.
 
@@ -131,6 +152,10 @@ def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
             f"{parts}. Pass batches of another size; drop the last, smaller one."
         )
     return list(x.chunk(parts))
+
+
+def _part(x: Tensor, count: int, number: int) -> Tensor:
+    return _split_rows(x, count)[number]
 
 
 @contextmanager

@@ -76,34 +76,45 @@ def check_inputs(
 class Evaluation:
     """Of a model in evaluation: its buffers, and their values before the pass that runs.
 
-    is_checked: whether it may move buffers; is_safe: whether a pass did not.
+    is_checked: whether it may move buffers, and whoever calls it knows that ranks were given the same; is_safe: whether
+    a pass did not move them. calls: how many there were; is_step: whether passes are of a step, which compared ranks.
     """
 
     is_checked: bool = False
     is_safe: bool = False
+    calls: int = 0
+    is_step: bool = False
     kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def watch_calls(model: ParallelModule) -> Evaluation:
     """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
     _watch_steps()
-    model.register_forward_pre_hook(_before_call)
+    model.register_forward_pre_hook(_before_call, with_kwargs=True)
     model.register_forward_hook(_after_call)
     if model.mesh.ranks is not None:
         cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
     return Evaluation()
 
 
-def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _before_call(
+    model: ParallelModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     model.evaluation.kept = _kept_buffers(model)
-    if not torch.is_grad_enabled():
-        return None
-    check_ranks(model, args)
+    if not model.evaluation.is_step:
+        check_ranks(model, [*args, *(kwargs[name] for name in sorted(kwargs))])
     axes = [axis for axis in model.mesh.axes if axis.size > 1]
-    asked = [isinstance(x, Tensor) and x.requires_grad for x in args]
-    if not axes or not any(asked):
+    if not axes or not torch.is_grad_enabled() or not any(map(_is_asked, (*args, *kwargs.values()))):
         return None
-    return tuple(_Asked.apply(x, axes) if wanted else x for x, wanted in zip(args, asked, strict=True))  # type: ignore[no-untyped-call]
+    return tuple(_ask(x, axes) for x in args), {name: _ask(x, axes) for name, x in kwargs.items()}
+
+
+def _is_asked(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _ask(x: Any, axes: Sequence[Axis]) -> Any:  # Any: a tensor, or what a program ignores
+    return _Asked.apply(x, axes) if _is_asked(x) else x  # type: ignore[no-untyped-call]
 
 
 def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
@@ -174,40 +185,55 @@ def _check_buffers(model: ParallelModule) -> None:
 # ---- Ranks, compared ----
 
 
-def check_ranks(model: ParallelModule, args: Sequence[Any]) -> None:
-    """Before passes 1, 2, 4, 8, … of training: whether ranks have the same inputs, and at first the same weights.
+def check_ranks(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor] = ()) -> None:
+    """Before passes or steps 1, 2, 4, 8, … of training, and as many of evaluation: whether ranks were given the same.
+
+    Before the first of training: whether they have the same weights. given, own: as of ``check_same``.
 
     Raises:
         RuntimeError: if they do not.
     """
     in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # a pass of ``checkpoint``, done again
-    if model.mesh.ranks is None or not model.training or torch.compiler.is_compiling() or in_backward:
+    now = model.evaluation
+    if model.mesh.ranks is None or now.is_checked or torch.compiler.is_compiling() or in_backward:
         return
-    model.calls += 1
-    if model.calls & (model.calls - 1) == 0:
-        check_same_inputs(model, args)
-    if model.calls == 1:
+    is_training = model.training and torch.is_grad_enabled()
+    counts: Any = model if is_training else now
+    counts.calls += 1
+    count: int = counts.calls
+    if count & (count - 1) == 0:
+        check_same(model, given, own)
+    if is_training and count == 1:
         check_in_sync(model)
 
 
 @torch.no_grad()
-def check_same_inputs(model: ParallelModule, inputs: Sequence[Any]) -> None:
-    """Whether all ranks have the same whole batch: one small all-reduce for each axis.
+def check_same(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor] = ()) -> None:
+    """Whether ranks have the same in ``given``, and those of the same rows in ``own``: a small all-reduce an axis.
 
     Raises:
         RuntimeError: if they do not.
     """
-    given = [x for x in inputs if isinstance(x, Tensor) and x.element_size() in _BITS]
-    numbers = [torch.stack([torch.tensor(x.numel(), device=x.device), checksum(x)]) for x in given]
-    found = torch.cat([x.to(model.mesh.device) for x in numbers]) if numbers else torch.zeros(0)
-    for axis in (*model.mesh.axes, model.mesh.stage) if numbers else ():
-        if axis.size > 1 and not is_same_on(axis, found).all():
+    found = torch.cat([_sums_of(given, model.mesh.device), _sums_of(own, model.mesh.device)])
+    for axis in (*model.mesh.axes, model.mesh.stage):
+        numbers = found[:2] if axis in model.batch_axes else found
+        if axis.size > 1 and not is_same_on(axis, numbers).all():
+            shapes = [list(x.shape) for x in (*given, *own) if isinstance(x, Tensor)]
             raise RuntimeError(
-                f"other-rows: the ranks along {axis.name} were given different inputs; this one's have shapes "
-                f"{[list(x.shape) for x in given]}. Every rank passes the whole batch, of which the program takes its "
-                "own rows. Draw it in one order on all ranks (one seed, no DistributedSampler); or pass each rank's "
-                'own rows to train_step(..., rows="local").'
+                f"other-rows: the ranks along {axis.name} were given different inputs or targets; this one's have "
+                f"shapes {shapes}. Every rank passes the whole batch, of which the program takes its own rows. Draw it "
+                "in one order on all ranks (one seed, no DistributedSampler); or pass each rank's own rows to "
+                'train_step(..., rows="local").'
             )
+
+
+def _sums_of(given: Sequence[Any], device: torch.device) -> Tensor:
+    """[2]: of sizes and of checksums, so weighed that their order counts; as many numbers of any number of tensors."""
+    found = torch.zeros(2, dtype=torch.int64, device=device)
+    for x in given:
+        if isinstance(x, Tensor) and x.element_size() in _BITS:
+            found = 3 * found + torch.stack([torch.tensor(x.numel() + 1, device=device), checksum(x).to(device)])
+    return found
 
 
 def is_same_on(axis: Axis, found: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
-from .parallel import Axis, all_reduce_steps, combine, partition
+from .parallel import Axis, all_reduce_steps
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
@@ -348,48 +348,3 @@ def _text(x: object) -> str:
     if isinstance(x, tuple):
         return f"({', '.join(map(_text, x))})"
     return f"{x!r}" if isinstance(x, int | float | str | None) else f"a {type(x).__name__}"
-
-
-# ---- Rows of the batch, cut along axes slow to fast ----
-
-
-def own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
-    """The rows of this rank, of those of the whole batch."""
-    for axis in axes:
-        x = partition(x, 0, axis)
-    return x
-
-
-def shard_batch(batch: Any, axes: Sequence[Axis]) -> Any:  # Any: tensors in dicts, lists, tuples, and what is none
-    """The same, of each tensor the rows of this rank."""
-    if isinstance(batch, Tensor):
-        return own_rows(batch, axes)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: shard_batch(x, axes) for key, x in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(shard_batch(x, axes) for x in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(shard_batch(x, axes) for x in batch)
-    return batch
-
-
-def combine_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
-    """The whole batch from the rows of all ranks."""
-    for axis in reversed(axes):
-        x = combine(x, 0, axis)
-    return x
-
-
-def check_rows(inputs: Sequence[Tensor], axes: Sequence[Axis]) -> None:
-    """Whether all ranks were given equally many rows.
-
-    Raises:
-        ValueError: if they were not.
-    """
-    rows = torch.tensor([[x.size(0) for x in inputs]], device=inputs[0].device)
-    given = combine_rows(rows, axes)
-    if (given != rows).any():
-        raise ValueError(
-            f"uneven-rows: the ranks along {', '.join(axis.name for axis in axes)} were given {given.tolist()} rows "
-            "of the inputs. Each must get as many as the others. Fill up, or drop, the last, smaller batch."
-        )

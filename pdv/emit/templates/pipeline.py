@@ -82,7 +82,6 @@ class PipelinedModule(ParallelModule):
         self.chain = tuple(stages)
         self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
-        self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
         self._given: dict[int, Given] = {}
@@ -112,7 +111,7 @@ class PipelinedModule(ParallelModule):
         Raises:
             RuntimeError: if gradients are wanted of stages on different ranks: these are ``train_step``'s.
         """
-        values: dict[str, Any] = {**dict(zip(self._takes, args, strict=False)), **named}
+        values: dict[str, Any] = {**dict(zip(self.takes, args, strict=False)), **named}
         if self.mesh.stage.size == 1:
             outputs = [self._run(number, values) for number in range(len(self.chain))]
             return outputs[-1]
@@ -273,7 +272,7 @@ class PipelinedModule(ParallelModule):
 
     def named(self, inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
         """Inputs by their names."""
-        return dict(zip(self._takes, inputs, strict=False))
+        return dict(zip(self.takes, inputs, strict=False))
 
     def _carried(self) -> list[tuple[str, ...]]:
         """By stage, the names of the values that pass to the next: those that one behind it takes."""

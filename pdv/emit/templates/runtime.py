@@ -19,23 +19,24 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .accumulate import Given, check_count
+from .accumulate import Given, check_count, train_in_parts
 from .calls import check_in_sync, check_inputs, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
-from .losses import LossFn, check_rows, combine_rows, shard_batch, sum_gradients
+from .losses import LossFn, sum_gradients
 from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
 from .stored import Stored, Weights, join, placed_as
 from .training import (
     Batch,
+    Target,
     apply_to_all,
     check_names,
     clip_grad_norm,
     copy_model,
-    losses_add_up,
     self_check,
+    shard_batch,
     start_processes,
     train_step,
 )
@@ -204,7 +205,7 @@ class ParallelModule(nn.Module):
         micro_batches: int = 1,
     ) -> None:
         super().__init__()
-        self.mesh, self.micro_batches = mesh, micro_batches
+        self.mesh, self.micro_batches, self.takes = mesh, micro_batches, tuple(inputs)
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
         self.register_forward_pre_hook(partial(check_inputs, inputs, ways, most), with_kwargs=True)
         if mesh.rounding is not None:
@@ -221,7 +222,7 @@ class ParallelModule(nn.Module):
     def train_step(
         self,
         inputs: Batch,
-        target: Batch,
+        target: Target,
         loss_fn: LossFn,
         *,
         reduction: Literal["mean", "sum"] = "mean",
@@ -234,6 +235,9 @@ class ParallelModule(nn.Module):
         they weigh, such as the tokens that are not padding. The loss is all sums over all weights; of a list of pairs,
         these means are added. A loss of torch that takes a mean, such as ``nn.CrossEntropyLoss()``, may be given as it
         is, and any loss where the batch is not cut. With ``reduction="sum"`` the loss is all sums, or plain scalars.
+
+        Inputs may be a mapping by their names; ``loss_fn`` gets rows of a target in the form that it has: a tensor,
+        several, a mapping, or None.
 
         Every rank passes the whole batch, or with ``rows="local"`` its own block of rows. Gradients add up over calls,
         each of which takes its own mean. For one mean over several calls, return the sum over the weight of all of
@@ -248,14 +252,7 @@ class ParallelModule(nn.Module):
         check_count(self, count := self.micro_batches if micro_batches is None else micro_batches)
         if count == 1 and self.mesh.stage.size == 1:
             return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
-        inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        target = [target] if isinstance(target, Tensor) else list(target)
-        if rows == "local":
-            check_rows(inputs, self.batch_axes)
-            inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
-        axes = self.batch_axes, self.mesh.stage
-        with self.mesh.rounding.keep() if self.mesh.rounding else nullcontext(), losses_add_up(self, inputs):
-            return self.run_given(Given(inputs, target, loss_fn, reduction, axes, count))
+        return train_in_parts(self, inputs, target, loss_fn, count, reduction=reduction, rows=rows)
 
     def run_given(self, given: Given) -> Tensor:
         """Run a batch; its loss."""
@@ -305,7 +302,9 @@ class ParallelModule(nn.Module):
         """
         check_in_sync(self)
 
-    def self_check(self, inputs: Batch, target: Batch, loss_fn: LossFn, *, tolerance: float = 1e-3) -> dict[str, float]:
+    def self_check(
+        self, inputs: Batch, target: Target, loss_fn: LossFn, *, tolerance: float = 1e-3
+    ) -> dict[str, float]:
         """Relative differences of loss, gradient norm and gradients from the same model on one device.
 
         Every rank runs the whole model on the whole batch, so both must fit. Weights and buffers are left as they were.

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -24,14 +25,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
-from .losses import LossFn, batch_loss, begin_weight, check_rows, combine_rows, own_rows, passes
-from .parallel import Axis
+from .losses import LossFn, batch_loss, begin_weight, passes
+from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
 
-Batch = Tensor | Sequence[Tensor]
+Batch = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+Target = Batch | None
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
@@ -92,15 +94,22 @@ def check_names(model: nn.Module, state: Mapping[str, Any], *, assign: bool) -> 
 
 
 @contextmanager
-def losses_add_up(model: Any, inputs: Sequence[Tensor] = ()) -> Iterator[None]:  # Any: any module
-    """Context of a step, which takes the loss of the whole batch; ``inputs``: of stages that are called one by one."""
+def losses_add_up(model: Any, given: Any, own: Any = None) -> Iterator[None]:  # Any: any module; see ``map_tensors``
+    """Context of a step, which takes the loss of the whole batch.
+
+    given: what all ranks must be given alike. own: rows of this rank, which those have that differ along other axes.
+    """
     before, model.own_loss = getattr(model, "own_loss", None), "sum"
-    if inputs and model.mesh.stage.size > 1:
-        check_ranks(model, inputs)
+    watched = getattr(model, "evaluation", None)
     try:
+        if watched is not None:
+            check_ranks(model, tensors_in(given), tensors_in(own))
+            watched.is_step = True  # its passes are of what was compared
         yield
     finally:
         model.own_loss = before
+        if watched is not None:
+            watched.is_step = False
 
 
 def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
@@ -123,7 +132,7 @@ def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
 def train_step(
     model: nn.Module,
     inputs: Batch,
-    target: Batch,
+    target: Target,
     loss_fn: LossFn,
     batch_axes: Sequence[Axis],
     *,
@@ -135,19 +144,91 @@ def train_step(
     ``batch_axes``, slow to fast, are those along which its output is Shard(0); along the others it is Invariant. With
     ``rows="local"`` ranks that differ only along the others pass the same rows.
     """
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given, wanted = read_batch(model, inputs, target)
     if rows == "local":
-        check_rows(inputs, batch_axes)
-        inputs = [combine_rows(x, batch_axes) for x in inputs]
-    elif isinstance(target, Tensor):
-        target = own_rows(target, batch_axes)
-    else:
-        target = [own_rows(y, batch_axes) for y in target]
-    with losses_add_up(model):
-        weigh = begin_weight(loss_fn, target, batch_axes, reduction)
-        share, whole = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction, weigh)
+        check_rows(given, batch_axes)
+        given = [combine_rows(x, batch_axes) for x in given]
+    with losses_add_up(model, given, wanted) if rows == "local" else losses_add_up(model, (given, wanted)):
+        own = wanted if rows == "local" else shard_batch(wanted, batch_axes)
+        weigh = begin_weight(loss_fn, own, batch_axes, reduction)
+        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh)
         share.backward()  # type: ignore[no-untyped-call]
     return whole()
+
+
+# ---- Rows of the batch, cut along axes slow to fast ----
+
+
+def read_batch(model: nn.Module, inputs: Batch, target: Target) -> tuple[list[Tensor], Any]:
+    """The inputs in the program's order, and a target as ``loss_fn`` gets rows of it: a tensor, several, or None.
+
+    Raises:
+        ValueError: if inputs go by other names than the program's.
+    """
+    wanted = target if target is None or isinstance(target, Tensor | Mapping) else list(target)
+    if not isinstance(inputs, Mapping):
+        return [inputs] if isinstance(inputs, Tensor) else list(inputs), wanted
+    names = getattr(model, "takes", ()) or tuple(signature(model.forward).parameters)
+    if inputs.keys() != set(names):
+        raise ValueError(
+            f"other-inputs: a mapping of {', '.join(map(str, inputs)) or 'nothing'}. This program takes "
+            f"{', '.join(names)}. Pass these, and no others, by their names or in this order."
+        )
+    return [inputs[name] for name in names], wanted
+
+
+def own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """The rows of this rank, of those of the whole batch."""
+    for axis in axes:
+        x = partition(x, 0, axis)
+    return x
+
+
+def map_tensors(batch: Any, take: Callable[[Tensor], Any]) -> Any:  # Any: tensors in dicts, lists, tuples, and others
+    """The same, of each tensor what ``take`` gives."""
+    if isinstance(batch, Tensor):
+        return take(batch)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: map_tensors(x, take) for key, x in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(x, take) for x in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(x, take) for x in batch)
+    return batch
+
+
+def tensors_in(batch: Any) -> list[Tensor]:  # Any: as of ``map_tensors``
+    """All of them, in order."""
+    found: list[Tensor] = []
+    map_tensors(batch, found.append)
+    return found
+
+
+def shard_batch(batch: Any, axes: Sequence[Axis]) -> Any:  # Any: as of ``map_tensors``
+    """The same, of each tensor the rows of this rank."""
+    return map_tensors(batch, partial(own_rows, axes=axes))
+
+
+def combine_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """The whole batch from the rows of all ranks."""
+    for axis in reversed(axes):
+        x = combine(x, 0, axis)
+    return x
+
+
+def check_rows(inputs: Sequence[Tensor], axes: Sequence[Axis]) -> None:
+    """Whether all ranks were given equally many rows.
+
+    Raises:
+        ValueError: if they were not.
+    """
+    rows = torch.tensor([[x.size(0) for x in inputs]], device=inputs[0].device)
+    given = combine_rows(rows, axes)
+    if (given != rows).any():
+        raise ValueError(
+            f"uneven-rows: the ranks along {', '.join(axis.name for axis in axes)} were given {given.tolist()} rows "
+            "of the inputs. Each must get as many as the others. Fill up, or drop, the last, smaller batch."
+        )
 
 
 # ---- Over all ranks ----
@@ -231,7 +312,7 @@ def _note_pass(parameter: Tensor) -> None:
 
 
 def self_check(
-    model: ParallelModule, inputs: Batch, target: Batch, loss_fn: LossFn, tolerance: float
+    model: ParallelModule, inputs: Batch, target: Target, loss_fn: LossFn, tolerance: float
 ) -> dict[str, float]:
     """As ``ParallelModule.self_check``."""
     if any(p.grad is not None for p in model.parameters()):
