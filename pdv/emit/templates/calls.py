@@ -173,13 +173,28 @@ def _check_buffers(model: ParallelModule) -> None:
         x.copy_(before) if moved else None
     model.evaluation.is_safe = bool(kept) and not moved
     if moved:
-        raise RuntimeError(
-            f"batch-statistics: a pass in evaluation (model.eval()) moved {', '.join(moved[:3])}"
-            f"{', …' if len(moved) > 3 else ''}: this program takes the statistics of the batch in its batch norms, "
-            'whatever the mode. Allowed: model.train(). To evaluate, plan module.eval() with mode="infer" and call '
-            "load_full_state_dict(this_model.full_state_dict()) of that program; to train by statistics that stay as "
-            "they are, plan module.eval()."
+        raise _moved(model, moved)
+
+
+def _moved(model: ParallelModule, names: Sequence[str]) -> RuntimeError:
+    """Of buffers that a pass in evaluation moved, by their names in the program; those of the source tell norms."""
+    what = f"a pass in evaluation (model.eval()) moved {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    own = {id(x) for name, x in model.named_buffers() if name in names}
+    sources = [name for x, stored in model.mesh.origins if id(x) in own for name in stored.names()]
+    mend = (
+        'To evaluate, plan module.eval() with mode="infer" and call '
+        "load_full_state_dict(this_model.full_state_dict()) of that program"
+    )
+    if any(name.rpartition(".")[2] in {"running_mean", "running_var"} for name in sources):
+        return RuntimeError(
+            f"batch-statistics: {what}: this program takes the statistics of the batch in its batch norms, whatever "
+            f"the mode. Allowed: model.train(). {mend}; to train by statistics that stay as they are, plan "
+            "module.eval()."
         )
+    return RuntimeError(
+        f"moved-buffers: {what}: this program was read of a module that trains, and sets in every pass what that one "
+        f"does, whatever the mode. Allowed: model.train(). {mend}; to train without such changes, plan module.eval()."
+    )
 
 
 # ---- Ranks, compared ----
@@ -281,31 +296,36 @@ def checksum(x: Tensor) -> Tensor:
     )
 
 
-# ---- Optimizers of matrices ----
+# ---- Optimizers of whole parameters ----
+
+_OF_MATRICES = ("Adafactor", "Muon", "Shampoo", "SOAP")
+_OF_NORMS = ("LAMB", "Lamb", "LARS", "Lars")
 
 
 @cache
 def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check_matrices)
+    register_optimizer_step_pre_hook(_check_whole)
 
 
-def _check_matrices(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Whether one that treats matrices as wholes, by its name, has those of the source.
+def _check_whole(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Whether one that treats matrices, or all parameters, as wholes, by its name, has those of the source.
 
     Raises:
         RuntimeError: if it has others. A matrix that is turned has other updates only of Muon, by its longer side.
     """
     del args, kwargs
-    if (name := type(optimizer).__name__) not in {"Adafactor", "Muon", "Shampoo", "SOAP"}:
+    if (name := type(optimizer).__name__) not in (*_OF_MATRICES, *_OF_NORMS):
         return
+    least = 0 if name in _OF_NORMS else 2  # dims of what is treated as a whole
     for group in optimizer.param_groups:
         by_sides = name == "Muon" and group.get("adjust_lr_fn") != "match_rms_adamw"
         for p in group["params"]:
-            kept = getattr(p, "kept", "whole") if p.dim() > 1 else "whole"
+            kept = getattr(p, "kept", "whole") if p.dim() >= least else "whole"
+            wanted = "!= 'whole'" if by_sides else "== 'parts'"
             if kept == "parts" or (kept == "turned" and by_sides and p.size(0) != p.size(1)):
                 raise RuntimeError(
-                    f"whole-parameters-wanted: {name} treats a matrix as a whole, and this program keeps one of the "
-                    f"source's {'in parts' if kept == 'parts' else 'turned'}: a parameter {list(p.shape)}. Give such "
-                    "parameters (p.kept != 'whole') to another optimizer, such as AdamW"
-                    + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
+                    f"whole-parameters-wanted: {name} treats a {'matrix' if least else 'parameter'} as a whole, and "
+                    f"this program keeps one of the source's {'in parts or joined' if kept == 'parts' else 'turned'}: "
+                    f"a parameter {list(p.shape)}. Give such parameters (p.kept {wanted}) to another optimizer, such "
+                    "as AdamW" + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
                 )

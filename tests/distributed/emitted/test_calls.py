@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import batch_norm, cross_entropy, linear
 
 from pdv.emit.templates.kernels.operators import overwrite
 from pdv.emit.templates.parallel import partition, reduce
-from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, local, make_mesh
+from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, join, local, make_mesh
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -35,6 +35,17 @@ class Tracked(ParallelModule):
         return reduce(linear(x, local(self.weight, self.dp)), self.tp)
 
 
+class Normed(ParallelModule):
+    """x [b, k] -> [b, k], by the statistics of the batch."""
+
+    def __init__(self, mesh: Mesh, weights: Weights) -> None:
+        super().__init__(mesh, ("dp",))
+        self.mean = mesh.buffer(weights["norm.running_mean"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batch_norm(x, self.mean, torch.ones_like(self.mean), training=True)
+
+
 def tracked(path: Path, **sizes: int) -> Tracked:
     return Tracked(make_mesh({"dp": 1, "tp": 1, **sizes}, "cpu"), Weights(path))
 
@@ -48,7 +59,12 @@ def evaluations(model: Tracked) -> None:
     before = model.seen.clone()
     model.eval()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"batch-statistics: .* moved seen: "), torch.no_grad():
+        with (
+            pytest.raises(
+                RuntimeError, match=r"moved-buffers: .* moved seen: this program was read of a module that trains"
+            ),
+            torch.no_grad(),
+        ):
             model(batch()[0])
         assert torch.equal(model.seen, before)
     model.self_check(*batch(), nn.CrossEntropyLoss())
@@ -56,6 +72,13 @@ def evaluations(model: Tracked) -> None:
     model.train().train_step(*batch(), nn.CrossEntropyLoss())
     assert not torch.equal(model.seen, before)
     model.zero_grad()
+
+
+def normed(path: Path) -> None:
+    """In evaluation, statistics of a batch that a program takes whatever the mode."""
+    model = Normed(make_mesh({"dp": 1, "tp": 1}, "cpu"), Weights(path)).eval()
+    with pytest.raises(RuntimeError, match=r"batch-statistics: .* moved mean: .* in its batch norms"):
+        model(batch()[0])
 
 
 def ignored(model: Tracked) -> None:
@@ -113,6 +136,10 @@ def asked(model: Tracked) -> Tensor:
     return x.grad
 
 
+class Lamb(optim.SGD):
+    """Of a library, or of one's own: told by its name."""
+
+
 def matrices(path: Path) -> None:
     """Those that a program keeps otherwise than its source."""
     mesh, weights = make_mesh({"dp": 1, "tp": 1}, "cpu"), Weights(path)
@@ -123,8 +150,11 @@ def matrices(path: Path) -> None:
     optim.Muon([whole]).step()
     optim.Muon([turned], adjust_lr_fn="match_rms_adamw").step()
     optim.Adafactor([whole, turned]).step()
-    for optimizer in (optim.Muon([turned]), optim.Muon([part]), optim.Adafactor([part])):
-        with pytest.raises(RuntimeError, match=r"whole-parameters-wanted: .* a parameter .(2, 6|6, 3)."):
+    Lamb([whole, turned], 0.1).step()
+    joined = mesh.parameter(join(0, weights["seen"], weights["seen"]))
+    joined.grad = torch.ones_like(joined)
+    for optimizer in (optim.Muon([turned]), optim.Muon([part]), optim.Adafactor([part]), Lamb([part]), Lamb([joined])):
+        with pytest.raises(RuntimeError, match=r"whole-parameters-wanted: .* a parameter .(2, 6|6, 3|12)."):
             optimizer.step()
 
 
@@ -139,7 +169,9 @@ def run_all(path: Path) -> list[Tensor]:
 
 def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
     weight = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    save_file({"weight": weight, "seen": torch.zeros(WIDTH, dtype=torch.float64)}, path := tmp_path / "weights")
+    zero = torch.zeros(WIDTH, dtype=torch.float64)
+    save_file({"weight": weight, "seen": zero, "norm.running_mean": zero.clone()}, path := tmp_path / "weights")
+    normed(path)
     evaluations(tracked(path))
     ignored(tracked(path))
     heads(tracked(path))
