@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .gradients import GradientSums, Leaves
-from .rounding import counted_lists, lend_data
-from .stored import local_piece, placed_as
+from .rounding import lend_data
+from .stored import counted_lists, local_piece, placed_as
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,

@@ -32,7 +32,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -168,22 +168,6 @@ def lend_data(x: DTensor) -> Tensor:
     if copy is not None:
         copy.forget()
     return Tensor.data.__get__(x)  # type: ignore[attr-defined, no-any-return]
-
-
-def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimizers.py says
-    """Handlers of what changes lists of DTensors in place (``_foreach_mul_``), which autograd does not count either."""
-
-    def count(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        itself = handlers.pop(op)
-        try:
-            op(*args, **kwargs)
-        finally:
-            handlers[op] = itself
-        increment_version([x for x in args[0] if not x.is_inference()])
-
-    names = [name.removeprefix("aten::").split(".") for name in torch._C._dispatch_get_all_op_names()]  # noqa: SLF001
-    changing = [each for each in names if each[0].startswith("_foreach_") and each[0].endswith("_")]
-    return {getattr(getattr(torch.ops.aten, name), (*of, "default")[0]): count for name, *of in changing}
 
 
 class Versions:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -306,6 +307,36 @@ def placed_as(parameter: DTensor, piece: Tensor, mesh: DeviceMesh | None) -> DTe
     if spec is None or piece.dtype != parameter.dtype:
         return DTensor.from_local(piece, mesh, parameter.placements, run_check=False)
     return DTensor(piece, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimizers.py says
+    """Handlers of what changes lists of DTensors in place (``_foreach_mul_``), which autograd does not count either.
+
+    Lists may have plain tensors, too, such as buffers, which torch refuses.
+    """
+
+    def count(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        itself = handlers.pop(op)
+        try:
+            op(*_local_lists(args), **kwargs)
+        finally:
+            handlers[op] = itself
+        increment_version([x for x in args[0] if not x.is_inference()])
+
+    names = [name.removeprefix("aten::").split(".") for name in torch._C._dispatch_get_all_op_names()]  # noqa: SLF001
+    changing = [each for each in names if each[0].startswith("_foreach_") and each[0].endswith("_")]
+    return {getattr(getattr(torch.ops.aten, name), (*of, "default")[0]): count for name, *of in changing}
+
+
+def _local_lists(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of an operation on each place of lists; of mixed ones what this rank holds, if places are alike."""
+    lists = [x for x in args if isinstance(x, list | tuple) and all(isinstance(each, Tensor) for each in x)]
+    places = [{getattr(each, "placements", ()) for each in place} for place in zip(*lists, strict=False)]
+    placed = [each for place in places for each in place]
+    is_alike = all(len(place) == 1 for place in places) and not any(x.is_partial() for each in placed for x in each)
+    if not is_alike or () not in placed or not any(placed):
+        return args
+    return tuple([local_piece(each) for each in x] if any(x is one for one in lists) else x for x in args)
 
 
 def join_flat(parts: list[Tensor], flats: list[Tensor]) -> Tensor:

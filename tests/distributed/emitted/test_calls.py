@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 from torch.nn.functional import batch_norm, cross_entropy, linear
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from pdv.emit.templates.kernels.operators import overwrite
 from pdv.emit.templates.parallel import partition, reduce
@@ -123,6 +124,23 @@ def summed(model: Tracked) -> Tensor:
     return head.weight.detach()
 
 
+def averaged(model: Tracked) -> Tensor:
+    """Running averages of torch's, of buffers too."""
+    averages = [
+        AveragedModel(model, multi_avg_fn=way, use_buffers=True)
+        for way in (get_ema_multi_avg_fn(0.9), get_swa_multi_avg_fn())
+    ]
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model.train_step(*batch(), nn.CrossEntropyLoss())
+        optimizer.step()
+        optimizer.zero_grad()
+        for average in averages:
+            average.update_parameters(model)
+    found = [average.module.full_state_dict() for average in averages]
+    return torch.cat([state[name].flatten() for state in found for name in ("weight", "seen")])
+
+
 def asked(model: Tracked) -> Tensor:
     """The gradient of an input: whole where rows are cut, refused where each rank has a part."""
     x, y = batch()
@@ -164,7 +182,8 @@ def run_all(path: Path) -> list[Tensor]:
         ignored(tracked(path, **sizes))
     asked(tracked(path, tp=2))
     heads(tracked(path, dp=2))
-    return [asked(tracked(path, dp=2)), summed(tracked(path, dp=2))]
+    same = averaged(tracked(path, tp=2))
+    return [asked(tracked(path, dp=2)), summed(tracked(path, dp=2)), averaged(tracked(path, dp=2)), same]
 
 
 def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
@@ -176,6 +195,7 @@ def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
     ignored(tracked(path))
     heads(tracked(path))
     matrices(path)
-    wanted = [asked(tracked(path)), summed(tracked(path))]
+    average = averaged(tracked(path))
+    wanted = [asked(tracked(path)), summed(tracked(path)), average, average]
     for found in run_ranks(run_all, 2, path):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
