@@ -35,6 +35,7 @@ from .training import (
     check_names,
     clip_grad_norm,
     copy_model,
+    seed_draws,
     self_check,
     shard_batch,
     start_processes,
@@ -157,6 +158,7 @@ def make_mesh(
     world, inside = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
     offload = offload and kind.type != "meta"
     if world == 1:
+        seed_draws(torch.initial_seed() % 2**63)
         return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=Rounding.of(compute, kind if offload else None))
     if world not in (wanted := stages * inside, inside):
         shape = " x ".join(f"{name}={size}" for name, size in sizes.items())

@@ -1,6 +1,6 @@
 """Weights: read lazily, through views, and only the slice that this rank holds. Entry points: ``Weights``, ``join``.
 
-And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``join_flat``.
+And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``counted_lists``, ``join_flat``.
 """
 
 from __future__ import annotations

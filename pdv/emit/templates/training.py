@@ -50,7 +50,17 @@ def start_processes(kind: torch.device) -> torch.device:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
     _watch_steps()  # before optimizers see shards
+    seed = torch.tensor(torch.initial_seed() % 2**63, device=kind if kind.type == "cuda" else "cpu")
+    dist.broadcast(seed, 0)
+    seed_draws(int(seed))
     return kind
+
+
+def seed_draws(seed: int) -> None:
+    """Masks of dropout, and noise, of this package's programs are drawn by a seed, the same on all ranks."""
+    operators: Any = sys.modules.get(f"{__package__}.operators")  # of those that need it
+    if operators is not None:
+        operators.seed[0] = seed
 
 
 def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Callable[[Any], Any]) -> Any:

@@ -112,3 +112,14 @@ def test_masks_are_of_the_part_and_the_call(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert all(torch.equal(a, b) for a, b in zip(drawn(1), drawn(1), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(drawn(0), drawn(1), strict=True))
+
+
+def test_masks_are_by_the_seed_and_do_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(seed: int, count: int) -> Tensor:
+        monkeypatch.setattr(operators, "seed", [seed])
+        monkeypatch.setattr(operators, "_drawn", [count])
+        return operators.dropout(torch.ones(64), 0.5, True)
+
+    masks = [drawn(*each) for each in ((0, 0), (1, 0), (2**63 - 1, 0), (0, 4096), (0, 1))]
+    assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
+    assert torch.equal(drawn(1, 0), masks[1])

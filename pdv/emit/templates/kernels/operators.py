@@ -55,7 +55,17 @@ def segment_sum(values: Tensor, numbers: Tensor, like: Tensor, block: int = 0) -
     return sums[:count].to(values.dtype)
 
 
+seed = [0]  # of all that is drawn here: torch's, on rank 0, when the model was built
 _drawn = [0]  # masks by this process: the same on all ranks that run the same stages
+
+
+def _next_generator(device: torch.device, block: int) -> torch.Generator:
+    """Of the next mask, for one part. Seeds are mixed (SplitMix64, Steele et al., OOPSLA'14): CPUs read 32 bits."""
+    _drawn[0] += 1
+    number = (seed[0] * 0x9E3779B97F4A7C15 + (_drawn[0] << 20) + block) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        number = (number ^ number >> shift) * factor % 2**64
+    return torch.Generator(device).manual_seed(number)
 
 
 def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
@@ -66,8 +76,7 @@ def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
     """
     if not training:
         return x
-    _drawn[0] += 1
-    drawn = torch.Generator(x.device).manual_seed((_drawn[0] << 20) + block)
+    drawn = _next_generator(x.device, block)
     dropped = torch.rand(x.shape, generator=drawn, device=x.device) < p
     return x.masked_fill(dropped, 0) * (1 / (1 - p))
 
@@ -102,8 +111,7 @@ def noise(
             "drawn-in-training: the module draws random numbers while it trains, and may not in evaluation. Plan it in "
             "evaluation (model.eval(), then pdv optimize --mode infer), and load the weights there."
         )
-    _drawn[0] += 1
-    drawn = torch.Generator(like.device).manual_seed((_drawn[0] << 20) + block)
+    drawn = _next_generator(like.device, block)
     if kind == "integers":
         return torch.randint(low, high, like.shape, generator=drawn, device=like.device, dtype=like.dtype)
     draw = torch.randn if kind == "normal" else torch.rand
