@@ -33,6 +33,7 @@ from .training import (
     Target,
     apply_to_all,
     check_names,
+    check_world,
     clip_grad_norm,
     copy_model,
     seed_draws,
@@ -160,13 +161,7 @@ def make_mesh(
     if world == 1:
         seed_draws(torch.initial_seed() % 2**63)
         return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=Rounding.of(compute, kind if offload else None))
-    if world not in (wanted := stages * inside, inside):
-        shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        shape = f"{stages} stages" + (f" of {shape}" if shape else "") if stages > 1 else f"the mesh {shape}"
-        raise RuntimeError(
-            f"wrong-world-size: {world} processes for {shape}. It runs on {wanted}, or unsharded on 1. "
-            f"Start it with torchrun and {wanted} processes in all, e.g. --nproc-per-node={wanted} on one machine."
-        )
+    check_world(world, sizes, stages)
     kind = start_processes(kind)
     step_on_local_tensors()
     mend_distributed_tensors(kind.type)
@@ -176,8 +171,8 @@ def make_mesh(
     stage = axes.pop("stage") if outer else Axis("stage")
     mesh = (every[tuple(sizes)] if sizes else None) if outer else every
     rounding = Rounding.of(compute, kind if offload else None)
-    bucket_bytes = int((bucket_mb or (4 if kind.type == "cpu" else 25)) * 2**20)
-    sums = GradientSums(mesh, bucket_bytes, rounding if offload else None)
+    bucket = (bucket_mb or (4 if kind.type == "cpu" else 25)) * 2**20
+    sums = GradientSums(mesh, int(bucket), rounding if offload else None)
     return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, every, sums, rounding)
 
 

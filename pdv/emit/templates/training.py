@@ -37,6 +37,22 @@ Target = Batch | None
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
+def check_world(world: int, sizes: Mapping[str, int], stages: int) -> None:
+    """Whether so many processes are a mesh, or one in each of so many stages.
+
+    Raises:
+        RuntimeError: if they are neither.
+    """
+    inside = math.prod(sizes.values())
+    if world not in (wanted := stages * inside, inside):
+        shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        shape = f"{stages} stages" + (f" of {shape}" if shape else "") if stages > 1 else f"the mesh {shape}"
+        raise RuntimeError(
+            f"wrong-world-size: {world} processes for {shape}. It runs on {wanted}, or unsharded on 1. "
+            f"Start it with torchrun and {wanted} processes in all, e.g. --nproc-per-node={wanted} on one machine."
+        )
+
+
 def start_processes(kind: torch.device) -> torch.device:
     """Join the processes that torchrun started; the device of this one.
 
