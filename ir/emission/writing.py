@@ -77,3 +77,8 @@ def block_index(axes: Sequence[str]) -> str:
     for axis in axes[1:]:
         text = f"{f'({text})' if '+' in text else text} * {axis}.size + {axis}.rank"
     return text
+
+
+def block_count(axes: Sequence[str]) -> str:
+    """Into how many blocks ``axes`` cut a dim: ``dp.size * tp.size``."""
+    return " * ".join(f"{axis}.size" for axis in axes) or "1"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.emission.code import Code, call
-from ir.emission.writing import Writing, block_index
+from ir.emission.writing import Writing, block_count, block_index
 from ir.errors import ShapeError
 from ir.graph import Node
 from ir.operator import Attrs, Operator
@@ -50,7 +50,7 @@ def _write_embedding(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     table, ids = x
     padding = [f"padding_idx={node.attr('padding_idx')}"] if node.op.attrs else []
     if axes:
-        return call("embedding_block", ids, table, block_index(axes), *padding)
+        return call("embedding_block", ids, table, block_index(axes), block_count(axes), *padding)
     return call("F.embedding", ids, table, *padding)
 
 

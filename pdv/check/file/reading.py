@@ -25,6 +25,7 @@ from pdv.check.file.run import JUDGES, CannotRunError, run_constants, run_file
 from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, work_of
 from pdv.check.reference import largest
 from pdv.frontend.onnx.file import quietly
+from pdv.frontend.onnx.readers.ids import counted_from_the_end
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
 from pdv.frontend.torch.opaque import call_torch
@@ -157,9 +158,10 @@ def _type_of(graph: Graph, weights: int) -> type[np.floating[Any]]:
 
 
 def _draw(graph: Graph, seed: int) -> dict[str, Array]:
-    """Random inputs in their own types; integers index the least table that they are used for."""
+    """Random inputs in their own types; integers index the least table that they are used for, from both its ends."""
     random = np.random.default_rng(seed)
-    ranges = ranges_of(graph)
+    from_end = counted_from_the_end(graph)
+    ranges = {name: (-most if name in from_end else least, most) for name, (least, most) in ranges_of(graph).items()}
     zeros = divisors(graph)  # where none may be
     whole = _whole_inputs(graph)
     found: dict[str, Array] = {}

@@ -12,6 +12,7 @@ from pdv.frontend.lowering import TopK, Unsupported
 from pdv.frontend.onnx.call import Call, Value, first_of_sorted
 from pdv.frontend.onnx.origins.stopped import is_detached, padding_of
 from pdv.frontend.onnx.readers import as_torch
+from pdv.frontend.onnx.readers.ids import are_from_front
 from pdv.passes.fold_constants import Array
 
 
@@ -130,7 +131,7 @@ def gather(c: Call) -> Node:
         return c.k.select(x, axis, int(value))
     if value is not None:
         ids = c.k.const(from_front(value, x.type.shape[axis]), ids.type.dtype)
-    if value is None and not (x.is_param or x.is_const):  # a table of the model is read as torch reads it
+    if value is None and not ((x.is_param or x.is_const) and are_from_front(c.k, c.node, ids)):
         ids = masks.from_front(c.k, ids, x.type.shape[axis])
     if axis == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
         return layers.embedding(c.k, x, ids, padding_of(c.node) if x.needs_grad else -1)

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 
-def embedding_block(ids: Tensor, table: Tensor, block: int, padding_idx: int | None = None) -> Tensor:
-    """Rows of a block of the vocabulary, zero for ids outside it: a term of the sum over blocks.
+def embedding_block(ids: Tensor, table: Tensor, block: int, blocks: int, padding_idx: int | None = None) -> Tensor:
+    """Rows of a block of the vocabulary, zero for ids outside it: a term of the sum over so many blocks.
 
     ids: [...], table: [v/n, d] -> [..., d]; the row ``padding_idx`` of the whole table takes no gradient.
+
+    Raises:
+        RuntimeError: if an id is of no block; on GPUs once the device comes to it, as torch's embedding does.
     """
     first, size = block * table.size(0), table.size(0)
+    torch._assert_async(((ids >= 0) & (ids < blocks * size)).all(), "ids outside of the table")  # noqa: SLF001
     ids = ids - first
     outside = (ids < 0) | (ids >= size)
     padding = padding_idx - first if padding_idx is not None and first <= padding_idx < first + size else None
