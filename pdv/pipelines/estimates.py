@@ -135,7 +135,9 @@ class Estimates:
             if not modes:
                 return
             extra = self._extra(candidate, inside, recompute)
-            found = [self._estimate(candidate, inside, mode, None, extra) for mode in modes]
+            found = [*filter(None, (self._estimate(candidate, inside, mode, None, extra) for mode in modes))]
+            if not found:
+                return
             yield from found
             fastest_s = found[0].step_s
             fits = any(one.fits for one in found)
@@ -155,6 +157,8 @@ class Estimates:
                 found = self._estimate(
                     candidate, one.inside, Mode(one.mode.recompute, order, each), one.room, one.extra
                 )
+                if found is None:
+                    continue
                 less = [] if found.fits or FASTER * found.step_s >= below_s else self._within(found, below_s)
                 for way in itertools.chain([found], less):
                     below_s = min(below_s, way.step_s if way.fits else math.inf)
@@ -215,6 +219,8 @@ class Estimates:
                 return
             digests.add(less.plan.pcg.digest)
             found = self._estimate(candidate, less, mode, room, self._extra(candidate, less, mode.recompute))
+            if found is None:
+                return
             yield found
             if found.fits and self._is_uneven(found):
                 room *= LESS
@@ -245,10 +251,16 @@ class Estimates:
         needed, step_s = whole.takes(whole.cut_freely())
         return replace(one, needed_bytes=needed, step_s=step_s, fits=needed <= self.limit)
 
-    def _estimate(self, candidate: Candidate, inside: Inside, mode: Mode, room: float | None, extra: Extra) -> Estimate:
+    def _estimate(
+        self, candidate: Candidate, inside: Inside, mode: Mode, room: float | None, extra: Extra
+    ) -> Estimate | None:
+        """None if a micro-batch's program has fewer pieces that train something than there are stages."""
         whole = self._whole(candidate, inside, mode, extra)
         sizes = whole.cut(self.limit)
-        needed, step_s = whole.takes(sizes or whole.cut_freely())
+        cut = sizes or whole.cut(math.inf)
+        if cut is None:
+            return None
+        needed, step_s = whole.takes(cut)
         fits, promising = sizes is not None, needed <= SLACK * self.limit
         return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, promising)
 

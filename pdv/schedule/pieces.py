@@ -40,7 +40,7 @@ def pieces(graph: Graph) -> Pieces:
     named = sum(node in groups for node in trained)
     if len(set(groups.values())) < FEWEST or named < SHARE * len(trained):
         found = units(graph)
-        return _with_ends(found.of, [found.layers] * found.count)
+        return _with_ends(graph, found.of, [found.layers] * found.count)
     order = _order(graph, groups)
     last = len(order) - 1
     of: dict[Node, int] = {}
@@ -51,7 +51,7 @@ def pieces(graph: Graph) -> Pieces:
         own = [order[groups[operand]] for operand in node.operands if operand in groups]
         loose = any(x.is_param and x.needs_grad and x not in groups for x in node.operands)
         of[node] = max(latest, *own) if own else last + 1 if loose and latest >= last else latest
-    return _with_ends(of, [True] * len(order))
+    return _with_ends(graph, of, [True] * len(order))
 
 
 def _groups(graph: Graph) -> dict[Node, Group]:
@@ -80,10 +80,27 @@ def _order(graph: Graph, groups: Mapping[Node, Group]) -> dict[Group, int]:
     return {group: number for number, group in enumerate(ordered)}
 
 
-def _with_ends(of: Mapping[Node, int], layers: list[bool]) -> Pieces:
-    """With what comes before the first layer, and behind the last; what has nothing to train joins what follows it."""
-    trained = sorted({unit for node, unit in of.items() if node.needs_grad})
+def _with_ends(graph: Graph, of: Mapping[Node, int], layers: list[bool]) -> Pieces:
+    """With what comes before the first layer, and behind the last; what has nothing to train joins what follows it.
+
+    What is made of parameters and constants alone is with its first reader: each stage makes its own of it.
+    """
+    fixed = _fixed(graph)
+    trained = sorted({unit for node, unit in of.items() if node.needs_grad and node not in fixed})
     if not trained:
         return Pieces(dict.fromkeys(of, 0), (False,))
-    found = {node: min(bisect_left(trained, unit), len(trained) - 1) for node, unit in of.items()}
+    last = len(trained) - 1
+    found = {node: min(bisect_left(trained, unit), last) for node, unit in of.items()}
+    for node in reversed(graph.nodes):
+        if node in fixed and node in found:
+            found[node] = min((found[reader] for reader in graph.users[node]), default=last)
     return Pieces(found, tuple(0 <= unit < len(layers) and layers[unit] for unit in trained))
+
+
+def _fixed(graph: Graph) -> set[Node]:
+    """What no input changes."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if not node.is_input and all(operand in found for operand in node.operands):
+            found.add(node)
+    return found

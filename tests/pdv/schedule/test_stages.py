@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
+from pdv.pipelines.pinned import trained_pieces
+from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import balance, cut, even, units
 
 
@@ -114,3 +117,20 @@ def test_balanced_is_the_best_there_is(numbers: list[int], data: st.DataObject) 
         heaviest, at = max(heaviest, sum(weights[at : at + size])), at + size
     assert at == len(weights)
     assert heaviest == pytest.approx(best(weights, chunks), rel=1e-6)
+
+
+def test_what_is_made_of_parameters_alone_is_no_piece() -> None:
+    """A first state of zeros times a weight: each stage makes its own of it, and has nothing to train by that."""
+    k = Builder()
+    x = k.input("x", TensorType((4, 8), DType.F32))
+    weight = k.param("w", TensorType((8, 8), DType.F32))
+    zeros = k.const(np.zeros((1, 8), np.float32), dtype=DType.F32)
+    bias = k.param("b", TensorType((8,), DType.F32))
+    product = k.linear(zeros, weight)
+    first = k.add(product, bias)
+    entered = k.add(x, first)
+    last = k.param("v", TensorType((8, 8), DType.F32))
+    again = k.add(k.linear(k.gelu(entered), weight), bias)
+    made = k.graph({"y": k.linear(again, last)})
+    assert trained_pieces(made) == 2
+    assert {pieces(made).of[node] for node in (product, first, entered)} == {0}
