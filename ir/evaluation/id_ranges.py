@@ -1,7 +1,7 @@
 """From where integer inputs are drawn, so that what a program computes of them lies in the tables that it looks up.
 
 Rows beyond a table read as zero where programs are evaluated: a proof in which most ids lie beyond would say little.
-Entry points: ``ranges_of``; ``id_ranges``; ``divisors``; ``are_computed``.
+Entry points: ``ranges_of``; ``id_ranges``; ``narrower``; ``divisors``; ``are_computed``.
 """
 
 from __future__ import annotations
@@ -92,6 +92,26 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
         if inside == 1.0:
             break
     return best
+
+
+def narrower(serial: Graph, ranges: Ranges) -> Iterator[Ranges]:
+    """Ranges in which undeclared functions may take ids, too, the widest first: what they index is not known.
+
+    Ids end below each size of what such a function is given.
+    """
+    sizes: set[int] = set()
+    names: set[str] = set()
+    for node in serial.nodes:
+        own = {name for x in node.operands for name in _integer_inputs(x, set())} if node.op.is_foreign else set()
+        sizes |= {size for x in node.operands for size in x.type.shape} if own else set()
+        names |= own
+    before = dict(ranges)
+    for end in sorted(sizes, reverse=True):
+        given = {name: ranges.get(name, (0, 2)) for name in names}
+        found = {**ranges, **{name: (min(least, end - 1), min(most, end)) for name, (least, most) in given.items()}}
+        if end and found != before and any(found[name] != given[name] for name in names):
+            yield found
+        before = found
 
 
 def _is_unknown(node: Node) -> bool:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ir.evaluation.floats import FloatField
-from ir.evaluation.id_ranges import divisors
+from ir.evaluation.id_ranges import divisors, narrower
 from ir.evaluation.interpret import Evaluation, data_of, evaluate
 from ir.graph import Graph
 from ir.types import DType
 from ir.views import Base, add_up, sources_of
 from pdv.check.small import Pair
-from pdv.frontend.torch.opaque import call_torch
+from pdv.frontend.torch.opaque import OutOfBoundsError, call_torch
 
 _ROUNDING = 1e-14  # some tens of units in the last place
 _ZEROS = 0.25  # share of ids, where there are more than two: a mask made of ids is false there
@@ -82,7 +82,20 @@ def reference(pair: Pair, *, train: bool, seed: int, size: float = 1.0) -> tuple
 
     Raises:
         NotFiniteError: if there are none.
+        OutOfBoundsError: if an undeclared function takes no ids that were tried.
     """
+    refused: OutOfBoundsError | None = None
+    for ranges in (pair.ranges, *narrower(pair.source, pair.ranges)):
+        try:
+            return _finite(replace(pair, ranges=ranges), train=train, seed=seed, size=size)
+        except OutOfBoundsError as error:
+            refused = refused or error
+    assert refused is not None, pair.ranges
+    raise refused
+
+
+def _finite(pair: Pair, *, train: bool, seed: int, size: float) -> tuple[Given, Expected]:
+    """The same of ids in the ranges of ``pair``."""
     for attempt in range(ATTEMPTS):
         given = draw(pair, seed + attempt, positive=attempt > 0, size=size)
         expected = expected_of(pair, given, train=train)

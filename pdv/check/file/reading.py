@@ -16,7 +16,7 @@ import onnx
 
 from ir.errors import ModelError
 from ir.evaluation.floats import FloatField
-from ir.evaluation.id_ranges import divisors, ranges_of
+from ir.evaluation.id_ranges import Ranges, divisors, narrower, ranges_of
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
@@ -28,7 +28,7 @@ from pdv.frontend.onnx.file import quietly
 from pdv.frontend.onnx.readers.ids import counted_from_the_end
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
-from pdv.frontend.torch.opaque import call_torch
+from pdv.frontend.torch.opaque import OutOfBoundsError, call_torch
 
 MOST_WEIGHTS = 1 << 30  # elements, which are read where they lie
 MOST_POINTS = 1 << 37  # products, forward alone: some seconds
@@ -96,17 +96,33 @@ def _compare(program: Program, graph: Graph, run: Callable[..., list[Array]]) ->
     stored = {name: program.weights.load(name) for name in program.weights.names}
     kind = _type_of(graph, sum(node.type.num_elements for node in graph.params))
     worst = (0.0, "")
+    ranges = _ranges_taken(graph, stored, kind)
     for seed in range(_TRIES):
-        given = _draw(graph, seed)
+        given = _draw(graph, seed, ranges)
         varied = {name: x if name in program.left_out else _vary(x, seed) for name, x in stored.items()}
         wanted = run({**program.known, **given}, program.as_stored(varied))
-        with np.errstate(all="ignore"):
-            lifted = {**_lifted(given, kind), **_lifted(varied, kind)}
-            found = evaluate(graph, lifted, field=FloatField(kind, foreign=call_torch)).gather()
+        found = _read(graph, {**given, **varied}, kind)
         worst = max(_errors(graph, found, wanted))
         if worst[0] <= _tolerance(graph):
             break
     return worst
+
+
+def _read(graph: Graph, values: Mapping[str, Array], kind: type[np.floating[Any]]) -> Mapping[str, Array]:
+    with np.errstate(all="ignore"):
+        return evaluate(graph, _lifted(values, kind), field=FloatField(kind, foreign=call_torch)).gather()
+
+
+def _ranges_taken(graph: Graph, stored: Mapping[str, Array], kind: type[np.floating[Any]]) -> Ranges:
+    """From where ids are drawn: the widest ranges that undeclared functions take, too."""
+    widest = ranges_of(graph)
+    for ranges in (widest, *narrower(graph, widest)) if any(node.op.is_foreign for node in graph.nodes) else ():
+        try:
+            _read(graph, {**_draw(graph, 0, ranges), **stored}, kind)
+        except OutOfBoundsError:
+            continue
+        return ranges
+    return widest
 
 
 def _smaller(program: Program, path: Path) -> tuple[Graph, onnx.ModelProto | None]:
@@ -157,11 +173,11 @@ def _type_of(graph: Graph, weights: int) -> type[np.floating[Any]]:
     return np.float32 if narrow else np.float64
 
 
-def _draw(graph: Graph, seed: int) -> dict[str, Array]:
+def _draw(graph: Graph, seed: int, within: Ranges) -> dict[str, Array]:
     """Random inputs in their own types; integers index the least table that they are used for, from both its ends."""
     random = np.random.default_rng(seed)
     from_end = counted_from_the_end(graph)
-    ranges = {name: (-most if name in from_end else least, most) for name, (least, most) in ranges_of(graph).items()}
+    ranges = {name: (-most if name in from_end else least, most) for name, (least, most) in within.items()}
     zeros = divisors(graph)  # where none may be
     whole = _whole_inputs(graph)
     found: dict[str, Array] = {}

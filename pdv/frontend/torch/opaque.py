@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -42,10 +43,16 @@ _OF_ROWS = frozenset(
 )
 """Functions of each row along the dim that is called so among their arguments, of which some leave that out."""
 
+_BEYOND = re.compile("out of (bounds|range)")
+
 NONE: Mapping[Node, int] = MappingProxyType({})
 
 Value = Any
 """What torch's functions take and give: tensors, numbers, lists of either, types; here with nodes for tensors."""
+
+
+class OutOfBoundsError(ModelError):
+    """A function of torch is given ids beyond what it indexes."""
 
 
 def register_operator(
@@ -161,6 +168,7 @@ def call_torch(
     """The function on arrays, of floats in float64; and how the gradients of its operands are had.
 
     Raises:
+        OutOfBoundsError: if ids lie beyond what it indexes.
         ModelError: if torch cannot run it.
     """
     function = find(foreign.function)
@@ -175,6 +183,13 @@ def call_torch(
         with torch.enable_grad():
             found = function(*args, **kwargs)
     except Exception as error:  # whatever the operator's own code raises
+        if _BEYOND.search(str(error)):
+            raise OutOfBoundsError(
+                f"no ids were found that {foreign.function} takes together with all else that reads them: "
+                f"{first_line(error)}",
+                "Ids that lie in all that they index",
+                "--no-check leaves out the comparison with the model",
+            ) from error
         raise ModelError(
             f"{foreign.function} cannot be run on a CPU in float64: {first_line(error)}",
             "Operators whose code takes any floating type",
