@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def load_program(
     check_updates(program.graph)
     canonical = with_tables(program.map(canonicalize))
     check_draws(program.graph, canonical.graph)
-    check_steering(canonical.graph)
+    check_steering(canonical.graph, canonical.lines)
     check_elements(canonical.graph)
     return canonical
 
@@ -94,8 +95,10 @@ def check_elements(graph: Graph) -> None:
             raise ModelError(what, "At least one element in all that depends on inputs and weights", "Leave it out")
 
 
-def check_steering(graph: Graph) -> None:
+def check_steering(graph: Graph, lines: Mapping[str, str]) -> None:
     """Rows are chosen by integers that are not made of floats: a run on random values would leave the tables.
+
+    lines: of the model's source, by names of values.
 
     Raises:
         ModelError: naming where a model does otherwise.
@@ -106,9 +109,9 @@ def check_steering(graph: Graph) -> None:
             made.add(node)
         if node.op.kind == "index" and node.operands[1] in made:
             raise ModelError(
-                f"{node.name or 'a value'}: rows are chosen by numbers made of floats",
+                f"rows are chosen by numbers made of floats, at {lines.get(node.name) or node.name or 'a value'}",
                 "Integers that are inputs or constants, or made of such",
-                "Pass them as integers",
+                "Pass them as integers, or choose by comparing values: torch.where(x < bound, x, 0)",
             )
 
 

@@ -102,7 +102,8 @@ class Program:
     positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
     ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, or a number
     throughout. ``over_rows``: the source over as few rows of its batch as may be. ``own_backward``: functions
-    of the source whose backward the graph has not, but what follows from their forward.
+    of the source whose backward the graph has not, but what follows from their forward. ``lines``: of the source, by
+    names of the graph's values.
     """
 
     graph: Graph
@@ -124,6 +125,7 @@ class Program:
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
     own_backward: tuple[str, ...] = field(default=(), compare=False)
+    lines: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""

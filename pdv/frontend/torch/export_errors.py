@@ -1,6 +1,6 @@
 """Why a module cannot be exported: the cause in a sentence, the line of the model, and what to do.
 
-Entry points: ``export_error``, ``is_of_transforms``.
+Entry points: ``export_error``, ``check_norms``, ``is_of_transforms``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
             "Programs that are the same for all values",
             _remedy(module, where),
         )
+    if "_ctc_loss" in first_line(error):
+        return ModelError(
+            f"{name} cannot be exported: what ctc_loss runs depends on its lengths, which are tensors{where}",
+            "Programs that are the same for all values",
+            "Return the log probabilities, and take the loss outside of the module: model.train_step(x, y, loss_fn)",
+        )
     if is_of_transforms(error):
         return ModelError(
             f"{name} cannot be exported: it takes derivatives inside of forward (torch.func, autograd.grad){where}",
@@ -40,6 +46,27 @@ def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
         "",
         _suggest(error) or "See that torch.export.export(module, example_inputs) works",
     )
+
+
+def check_norms(module: torch.nn.Module) -> None:
+    """Whether batch norms that train move their statistics by a share that is known.
+
+    Raises:
+        ModelError: naming those that count their batches instead, which is a number that steers the program.
+    """
+    names = [
+        name or type(module).__name__
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  # the class of all of them
+        and part.training and part.track_running_stats and part.momentum is None
+    ]  # fmt: skip
+    if names:
+        raise ModelError(
+            f"batch norms with momentum=None: {', '.join(names[:3])}{', ...' if names[3:] else ''}. They take the mean "
+            "over all batches so far, whose number is a tensor",
+            "Running statistics that move by a known share",
+            "Give them a momentum, e.g. 0.1",
+        )
 
 
 def is_of_transforms(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from pdv.frontend.program import BATCH, OpenSize, Program, size_name
 from pdv.frontend.torch.copies import prepared_copy
 from pdv.frontend.torch.draws import DRAWN_IN_TRAINING, draws_in_evaluation, draws_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
-from pdv.frontend.torch.export_errors import export_error, is_of_transforms
+from pdv.frontend.torch.export_errors import check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
 from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
 
@@ -130,6 +130,7 @@ def export_module(
             "Modules whose parameters are there",
             "Call it once on such inputs before it is planned",
         )
+    check_norms(module)
     args, kwargs = call_arguments(example_inputs)
     own = prepared_copy(module)
     try:

@@ -111,7 +111,9 @@ class _ProgramLowering:
                 self.values[node] = self._call(node)
         if self.unsupported:
             raise UnsupportedOperatorsError(tuple(self.unsupported))
-        return Program(self._graph(), Weights(self.loaders), opaque=tuple(self.opaque))
+        graph = self._graph()  # may find more that is opaque
+        lines = {node.name: where_of(node) for node in self.program.graph.nodes if node.op == "call_function"}
+        return Program(graph, Weights(self.loaders), opaque=(*self.opaque, *self.k.foreign), lines=lines)
 
     def _graph(self) -> Graph:
         by_name = {node.name: node for node in self.program.graph.nodes}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from ir.errors import ModelError
 from pdv.frontend import load_program
@@ -51,3 +52,22 @@ def test_a_module_that_cannot_be_exported_is_explained(module: nn.Module, cause:
     assert "at test_export_errors.py:" in text
     assert ("if label_index > 0:" if isinstance(module, Chosen) else "return x.reshape(3, 5)") in text
     assert len(text) < 20 * 80
+
+
+class Transcribed(nn.Module):
+    def forward(self, x: Tensor, labels: Tensor, of_x: Tensor, of_labels: Tensor) -> Tensor:
+        return F.ctc_loss(x.log_softmax(-1), labels, of_x, of_labels)
+
+
+def test_a_loss_of_lengths_is_to_be_taken_outside() -> None:
+    lengths = torch.full((2,), 3)
+    with pytest.raises(ModelError, match="ctc_loss runs depends on its lengths") as told:
+        load_program(Transcribed(), (torch.randn(3, 2, 5), torch.ones(2, 3, dtype=torch.long), lengths, lengths))
+    assert "model.train_step(x, y, loss_fn)" in str(told.value)
+
+
+def test_norms_that_count_their_batches_are_named() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(ModelError, match="batch norms with momentum=None: 1"):
+        load_program(module, (torch.randn(3, 4),))
+    load_program(module.eval(), (torch.randn(3, 4),))
