@@ -47,6 +47,19 @@ class TopK:
     part: Literal["values", "places"]
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Noise that a source draws: numbers of a kind, times ``scale`` and moved by ``offset``.
+
+    Of the kind ``bernoulli``: one by the chance that the source says of each element.
+    """
+
+    kind: Literal["uniform", "normal", "bernoulli"]
+    rank: int
+    scale: float = 1.0
+    offset: float = 0.0
+
+
 class Lowering:
     """A builder that folds constants and speaks the frontends' language.
 
@@ -55,7 +68,8 @@ class Lowering:
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
         buffers: such a value, or one that another has replaced -> the buffer's name.
         dropped: what is dropped out.
-        drawn: values of the source that are drawn at random -> what they are without: true, or a number throughout.
+        drawn: values of the source that are drawn at random -> what they are without: true, a number throughout, or
+            noise.
         noises: how many draws of random numbers there are.
         trains: whether these are drawn in training alone, or might be.
         foreign: functions of other libraries that are run as they are.
@@ -68,7 +82,7 @@ class Lowering:
         self.updates: dict[str, Node] = {}
         self.buffers: dict[Node, str] = {}
         self.dropped: set[Node] = set()
-        self.drawn: dict[str, float | bool] = {}
+        self.drawn: dict[str, float | bool | Drawn] = {}
         self.noises = 0
         self.trains = False
         self.foreign: dict[str, None] = {}

@@ -16,6 +16,7 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.graph import Graph, View
+from pdv.frontend.lowering import Drawn
 
 BATCH = "b"
 """What a program calls the number of rows of its inputs: dim 0 of the first."""
@@ -100,8 +101,8 @@ class Program:
     parameters that others were computed of in the source; ``held``: all
     parameters that it lacks, if its constants hold what was computed of them; ``sines``: trained tables of sines of
     positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
-    ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, or a number
-    throughout. ``over_rows``: the source over as few rows of its batch as may be. ``own_backward``: functions
+    ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, a number
+    throughout, or noise. ``over_rows``: the source over as few rows of its batch as may be. ``own_backward``: functions
     of the source whose backward the graph has not, but what follows from their forward. ``lines``: of the source, by
     names of the graph's values.
     """
@@ -121,7 +122,7 @@ class Program:
     absent: tuple[str, ...] = field(default=(), compare=False)
     held: tuple[str, ...] = field(default=(), compare=False)
     sines: tuple[str, ...] = field(default=(), compare=False)
-    drawn: Mapping[str, float | bool] = field(default_factory=dict, compare=False)
+    drawn: Mapping[str, float | bool | Drawn] = field(default_factory=dict, compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
     own_backward: tuple[str, ...] = field(default=(), compare=False)

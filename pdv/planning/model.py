@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ir.builder import Builder
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
-from ir.graph import Graph
+from ir.graph import Graph, Node
 from ir.types import DType
 from ir.views import sources_of
 from pdv.guard import Progress, note
@@ -62,9 +63,25 @@ def read_model(
     doubts = (*program.doubts, *map(_of_sines, program.sines)) if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
+    if not train and isinstance(model, str | os.PathLike):
+        program = program.map(_drawing)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     note(program.graph)
     return program, reading
+
+
+def _drawing(graph: Graph) -> Graph:
+    """The program of a file that is run as it is: what it draws, it draws in evaluation, too."""
+    if all(node.op.name != "noise" for node in graph.nodes):
+        return graph
+    k = Builder()
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if node.op.name != "noise":
+            return k.copy(node, operands)
+        return k.apply(node.op, operands, {**node.attrs, "trains": False}, node.name)
+
+    return k.rebuild(graph, make)[0]
 
 
 def _read_proved(

@@ -70,7 +70,9 @@ def check_file(program: Program, path: Path) -> str:
         except ModelError as why:  # a function of torch that does not take random values
             return f"{_NOT_RUN}{why.what}"
         if error <= _tolerance(graph):
-            left_out = ", both without dropout" if graph.draws else ""
+            kinds = {node.op.name for node in graph.nodes if node.op.draws}
+            left_out = ", both without dropout" if "dropout" in kinds else ""
+            left_out += ", both with the same noise" if "noise" in kinds else ""
             but = f" ({differs[0]} makes something else of it)" if differs else ""
             same = "the outputs are the same"
             return f"the reading was run on random inputs against the file in {judge}{left_out}: {same}{but}"

@@ -17,6 +17,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ir.errors import first_line
+from pdv.check.file.noise import steady_nodes
+from pdv.frontend.lowering import Drawn
 from pdv.frontend.onnx.origins.doubts import OURS
 from pdv.frontend.onnx.origins.left_out import LOSS, smoothing_of
 
@@ -40,12 +42,12 @@ def run_file(
     stored: Mapping[str, Array],
     points: int,
     model: onnx.ModelProto | None = None,
-    drawn: Mapping[str, float | bool] = MappingProxyType({}),
+    drawn: Mapping[str, float | bool | Drawn] = MappingProxyType({}),
 ) -> list[Array]:
     """The outputs of a file on these inputs, with these values in place of stored ones.
 
     judge: of ``JUDGES``; points: the products that it takes; model: what is run in place of the file, whose tensors it
-    has; drawn: what of it is drawn at random, and the number that takes its place.
+    has; drawn: what of it is drawn at random, and the number or steady noise that takes its place.
 
     Raises:
         CannotRunError: if that one does not run it.
@@ -59,14 +61,24 @@ def run_file(
     return _run(with_inputs(read, stored), path, {**inputs, **stored}, points, (judge,))
 
 
-def _without_chance(proto: onnx.ModelProto, drawn: Mapping[str, float | bool]) -> None:
-    """Put a number throughout in place of what is drawn at random: of its shape and type, whatever these are."""
+def _without_chance(proto: onnx.ModelProto, drawn: Mapping[str, float | bool | Drawn]) -> None:
+    """Put a number throughout in place of what is drawn at random, or steady noise: of its shape and type.
+
+    Raises:
+        CannotRunError: if something is drawn elsewhere than in the file's own graph.
+    """
+    if inside := sorted({*drawn} - {name for node in proto.graph.node for name in node.output}):
+        raise CannotRunError(f"it draws {inside[0]!r} at random inside of another graph")
     for at, node in reversed(list(enumerate(proto.graph.node))):
         number = drawn.get(node.output[0]) if node.output else None
         if number is None:
             continue
         name = node.output[0]
         node.output[0] = f"{name} drawn"
+        if isinstance(number, Drawn):
+            for following in reversed(list(steady_nodes(node, number))):
+                proto.graph.node.insert(at + 1, following)
+            continue
         zero = helper.make_node("Sub", [node.output[0]] * 2, [f"{name} zero"])
         made = [zero, *_shifted(name, number)]
         if isinstance(number, bool):

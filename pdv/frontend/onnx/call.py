@@ -15,8 +15,9 @@ from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from ir.graph import Node
 from ir.types import DType
+from pdv.frontend import masks
 from pdv.frontend.chosen import Chosen
-from pdv.frontend.lowering import Lowering, TopK, Unsupported
+from pdv.frontend.lowering import Drawn, Lowering, TopK, Unsupported
 from pdv.frontend.onnx.reference import evaluate
 from pdv.passes.fold_constants import Array
 
@@ -30,12 +31,17 @@ class NanMask:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Random numbers between two ends: tensors of them are nothing that a program has, only masks made of them are."""
+    """Random numbers between two ends, read once: a mask may be made of them; noise, else.
+
+    Attributes:
+        drawn: what the file calls them, and between which ends it draws them; others were moved since.
+    """
 
     shape: Shape
     dtype: DType
     low: float
     high: float
+    drawn: tuple[str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +92,16 @@ def inputs_of(node: Node) -> list[str]:
 
 
 def as_tensor(k: Lowering, value: Value | None) -> Value | None:
-    """The answer to a question about a tensor, its largest elements, or a mask, as one.
+    """The answer to a question about a tensor, its largest elements, random numbers, or a mask, as one.
 
     Raises:
-        Unsupported: of random numbers that are no mask, and of what has as many rows as a mask chooses.
+        Unsupported: of what has as many rows as a mask chooses.
     """
     if isinstance(value, Uniform):
-        raise Unsupported("of random numbers, of which only masks are read")
+        name, low, high = value.drawn
+        k.drawn[name] = Drawn("uniform", len(value.shape), high - low, low)
+        noise = masks.noise(k, "uniform", value.shape, value.dtype)
+        return k.shift(k.scale(noise, high - low), value.low)
     if isinstance(value, Places | Chosen):
         raise Unsupported("of rows that a mask chooses, of which the number depends on values")
     if isinstance(value, Chance):

@@ -133,6 +133,7 @@ class _ModelLowering:
         self.loaders: dict[str, Any] = {}
         self.lowered = 0  # operators, those of loops each time
         self.k.stored = self.loaders
+        self.k.trains = True  # a file does not say whether its module draws in evaluation, too
 
     @quietly()
     def run(self) -> Program:
@@ -374,6 +375,9 @@ def _made(call: Call, operands: Sequence[Value | None], handler: Handler) -> Any
         return of_rows(call, op, handler)
     drawn = any(isinstance(value, Uniform | Chance) for value in operands)
     found = of_drawn(call, op) if drawn else None
+    if drawn and found is None:  # noise, to all that does not make a mask of it
+        tensors = [as_tensor(call.k, x) if isinstance(x, Uniform) else x for x in operands]
+        call = replace(call, inputs=Operands(tensors))
     return handler(call) if found is None else found
 
 

@@ -1,4 +1,4 @@
-"""Masks that files draw from random numbers: read as dropout of ones; random numbers as they are, refused."""
+"""Masks that files draw from random numbers are read as dropout of ones; other random numbers are noise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from ir.errors import UnsupportedOperatorsError
+from ir.evaluation.interpret import evaluate
 from pdv.check.file.reading import check_file
+from pdv.check.steady import SteadyNoise
 from pdv.frontend import load_program
+from pdv.frontend.onnx.export import export_onnx
+from pdv.planning.model import read_model
+from tests.pdv.emit.test_noise import Autoencoder
 
 Row = tuple[str, list[str], str]
 _LESS = [("Less", ["u", "keep"], "m"), ("Cast", ["m"], "f"), ("Div", ["f", "keep"], "s"), ("Mul", ["x", "s"], "y")]
@@ -55,19 +59,54 @@ def test_masks_are_dropout(rows: list[Row], p: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"),
+    ("rows", "masks"),
     [
-        ([("Mul", ["x", "u"], "y")], "only masks are read"),
-        ([("Identity", ["u"], "y")], "only masks are read"),
-        ([("Floor", ["u"], "f"), ("Mul", ["x", "f"], "y")], "no mask"),
-        ([*_LESS[:-1], ("Floor", ["u"], "g"), ("Mul", ["g", "s"], "y")], "read twice"),
-        ([("Less", ["u", "x"], "m"), ("Where", ["m", "x", "zero"], "y")], "only masks are read"),
-        ([("Bernoulli", ["x"], "y")], "Bernoulli"),
+        ([("Mul", ["x", "u"], "y")], 0),
+        ([("Identity", ["u"], "y")], 0),
+        ([("Identity", ["u"], "i"), ("Mul", ["i", "i"], "m"), ("Add", ["m", "i"], "y")], 0),
+        ([("Floor", ["u"], "f"), ("Mul", ["x", "f"], "y")], 0),
+        ([*_LESS[:-1], ("Floor", ["u"], "g"), ("Add", ["g", "s"], "y")], 0),
+        ([("Less", ["u", "x"], "m"), ("Where", ["m", "x", "zero"], "y")], 0),
+        ([("Add", ["u", "keep"], "v"), ("Mul", ["v", "v"], "m"), ("Sub", ["m", "v"], "y")], 0),
+        ([("Sub", ["keep", "u"], "v"), ("Mul", ["v", "x"], "y")], 0),
+        ([("Sigmoid", ["x"], "p"), ("Bernoulli", ["p"], "y")], 0),
+        ([("RandomNormalLike", ["x"], "n"), ("Mul", ["n", "n"], "m"), ("Add", ["m", "x"], "y")], 0),
+        ([*_LESS[:-1], ("RandomNormalLike", ["x"], "n"), ("Mul", ["n", "s"], "y")], 1),
     ],
 )
-def test_other_random_numbers_are_refused(rows: list[Row], why: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedOperatorsError, match=why):
-        load_program(_file(tmp_path / "m.onnx", rows))
+def test_other_random_numbers_are_noise(rows: list[Row], masks: int, tmp_path: Path) -> None:
+    path = _file(tmp_path / "m.onnx", rows)
+    program = load_program(path)
+    (noise,) = [node for node in program.graph.nodes if node.op.name == "noise"]
+    assert noise.attr("trains")
+    assert sum(node.op.name == "dropout" for node in program.graph.nodes) == masks
+    assert "with the same noise: the outputs are the same" in check_file(program, path)
+
+
+def test_a_file_that_is_run_as_it_is_draws(tmp_path: Path) -> None:
+    path = _file(tmp_path / "m.onnx", [("Mul", ["x", "u"], "y")])
+    program, _ = read_model(path, None, None, lambda *_: None, train=False, check=False)
+    assert [node.attr("trains") for node in program.graph.nodes if node.op.name == "noise"] == [False]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the older exporter
+@pytest.mark.parametrize("way", ["older", "newer", "ours"])
+def test_a_variational_autoencoder_is_read_as_the_module(tmp_path: Path, way: str) -> None:
+    torch.manual_seed(0)
+    module, x, path = Autoencoder().eval(), torch.randn(4, 16), tmp_path / "m.onnx"
+    if way == "ours":
+        export_onnx(module, (x,), path)
+    else:
+        torch.onnx.export(module, (x,), str(path), dynamo=way == "newer", verbose=False)
+    program = load_program(path)
+    assert "with the same noise: the outputs are the same" in check_file(program, path)
+    with SteadyNoise(), torch.no_grad():
+        wanted = module(x)
+    (name,) = [node.attr("name") for node in program.graph.inputs]
+    values = program.as_stored({each: program.weights.load(each) for each in program.weights.names})
+    found = evaluate(program.graph, {**values, name: x.numpy()}).gather()
+    for one, other in zip(found.values(), wanted, strict=True):
+        assert np.allclose(one, other.numpy(), atol=1e-5)
 
 
 class _Paths(nn.Module):
