@@ -95,10 +95,15 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     if what:
         raise _differs(what, error)
     compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
+    how = without_chance(graph)
+    return f"the reading was run on the example inputs{rows} against the module{how}: {compared} are the same"
+
+
+def without_chance(graph: Graph) -> str:
+    """How what is drawn at random was compared, in words; empty where nothing is."""
     drawn = [node for node in graph.nodes if node.op.draws]
     left_out = ", both without dropout" if any(node.op.linear for node in drawn) else ""
-    left_out += ", both with the same noise" if not all(node.op.linear for node in drawn) else ""
-    return f"the reading was run on the example inputs{rows} against the module{left_out}: {compared} are the same"
+    return left_out + (", both with the same noise" if not all(node.op.linear for node in drawn) else "")
 
 
 def _is_small(graph: Graph) -> bool:

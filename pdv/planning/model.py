@@ -72,12 +72,12 @@ def read_model(
 
 def _drawing(graph: Graph) -> Graph:
     """The program of a file that is run as it is: what it draws, it draws in evaluation, too."""
-    if all(node.op.name != "noise" for node in graph.nodes):
+    if not graph.draws:
         return graph
     k = Builder()
 
     def make(node: Node, operands: tuple[Node, ...]) -> Node:
-        if node.op.name != "noise":
+        if "trains" not in node.attrs:  # of what is drawn, whether in training alone
             return k.copy(node, operands)
         return k.apply(node.op, operands, {**node.attrs, "trains": False}, node.name)
 

@@ -22,7 +22,7 @@ from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
 from ir.types import DType
 from pdv.check.file.run import JUDGES, CannotRunError, run_constants, run_file
-from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, work_of
+from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, without_chance, work_of
 from pdv.check.reference import largest
 from pdv.frontend.onnx.file import quietly
 from pdv.frontend.onnx.readers.ids import counted_from_the_end
@@ -70,12 +70,11 @@ def check_file(program: Program, path: Path) -> str:
         except ModelError as why:  # a function of torch that does not take random values
             return f"{_NOT_RUN}{why.what}"
         if error <= _tolerance(graph):
-            kinds = {node.op.name for node in graph.nodes if node.op.draws}
-            left_out = ", both without dropout" if "dropout" in kinds else ""
-            left_out += ", both with the same noise" if "noise" in kinds else ""
             but = f" ({differs[0]} makes something else of it)" if differs else ""
             same = "the outputs are the same"
-            return f"the reading was run on random inputs against the file in {judge}{left_out}: {same}{but}"
+            return (
+                f"the reading was run on random inputs against the file in {judge}{without_chance(graph)}: {same}{but}"
+            )
         differs = differs or (judge, error, what)
     if differs is None:
         return f"{_NOT_RUN}{'; '.join(failures)}"

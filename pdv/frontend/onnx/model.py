@@ -46,7 +46,7 @@ from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.origins.sines import tables_of_sines
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
-from pdv.frontend.onnx.readers.draws import of_drawn
+from pdv.frontend.onnx.readers.draws import of_drawn, of_noise
 from pdv.frontend.onnx.readers.rows import of_rows
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
@@ -370,15 +370,11 @@ class _ModelLowering:
 
 def _made(call: Call, operands: Sequence[Value | None], handler: Handler) -> Any:  # Any: as handlers give it
     """What a node becomes: by its handler, but of rows that a mask chose and of random numbers."""
-    op = call.node.op_type
     if any(isinstance(value, Places | Chosen) for value in operands):
-        return of_rows(call, op, handler)
+        return of_rows(call, call.node.op_type, handler)
     drawn = any(isinstance(value, Uniform | Chance) for value in operands)
-    found = of_drawn(call, op) if drawn else None
-    if drawn and found is None:  # noise, to all that does not make a mask of it
-        tensors = [as_tensor(call.k, x) if isinstance(x, Uniform) else x for x in operands]
-        call = replace(call, inputs=Operands(tensors))
-    return handler(call) if found is None else found
+    found = of_drawn(call, call.node.op_type) if drawn else None
+    return handler(of_noise(call) if drawn else call) if found is None else found
 
 
 def _may_be_sizes(node: Node) -> bool:

@@ -16,7 +16,8 @@ from ir.types import DType
 from pdv.frontend import layers, masks
 from pdv.frontend.chosen import Chosen, choose
 from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
-from pdv.frontend.torch import draws, more, quantiles
+from pdv.frontend.quantiles import quantile
+from pdv.frontend.torch import draws, more
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
 
 
@@ -303,7 +304,8 @@ _IDENTITY = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_
 HANDLERS: Mapping[str, Handler] = {
     **more.HANDLERS,
     **draws.READERS,
-    **quantiles.READERS,
+    "aten.quantile.default": quantile,
+    "aten.quantile.scalar": quantile,
     **{f"aten.{op}.default": unary(op) for op in _UNARY},
     **{f"aten.{op}.default": identity for op in _IDENTITY},
     **_BINARY,

@@ -49,7 +49,6 @@ TRAINED = {  # with their inputs as parameters
 REFUSED = {
     "maxpool_2d_uint8": "a maximum over windows of u8",
     "identity_opt": "is no tensor",
-    "bernoulli": "Bernoulli",
     "cast_no_saturate_FLOAT_to_FLOAT8E4M3FN": "whose ends torch does not mark",
 }
 

@@ -1,7 +1,7 @@
 """Random numbers of a file, and the masks that exporters make of them: dropout and dropped paths, taken apart.
 
 torch writes ``floor(keep + rand)`` and ``rand < keep`` where a module draws by itself: each element of the mask is one
-by chance, as it is behind dropout. All other random numbers are noise. Entry points: `READERS`, `of_drawn`.
+by chance, as it is behind dropout. All other random numbers are noise. Entry points: `READERS`, `of_drawn`, `of_noise`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import masks
 from pdv.frontend.lowering import Drawn, Lowering, Unsupported
-from pdv.frontend.onnx.call import Call, Chance, Handler, Uniform, Value, as_tensor
+from pdv.frontend.onnx.call import Call, Chance, Handler, Operands, Uniform, Value, as_tensor
 from pdv.frontend.onnx.schema import dtype_of
 
 _DIGITS = 7  # of a share that a file says in float32
@@ -83,6 +83,12 @@ def of_drawn(c: Call, op: str) -> Value | None:
         by = number if op == "Add" else -number
         return _read_once(c, replace(drawn, low=drawn.low + by, high=drawn.high + by))
     return None
+
+
+def of_noise(c: Call) -> Call:
+    """The call with noise in place of random numbers, of which it makes no mask."""
+    values = (c.inputs[i] for i in range(len(c.inputs)))
+    return replace(c, inputs=Operands([as_tensor(c.k, x) if isinstance(x, Uniform) else x for x in values]))
 
 
 def _read_once(c: Call, drawn: Uniform) -> Value:

@@ -1,20 +1,17 @@
 """Quantiles along a dim of known size: rows sorted by torch, and what lies between two places of them.
 
-Entry point: ``READERS``.
+Entry point: ``quantile``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend.lowering import Lowering, Unsupported
-from pdv.frontend.torch.opaque import find, opaque
-from pdv.frontend.torch.scalars import Handler
 
 _SORT = "aten::sort.stable"
 
@@ -33,6 +30,8 @@ def quantile(
     Raises:
         Unsupported: if ``q`` is not known, or what lies between two elements is not their mixture.
     """
+    from pdv.frontend.torch.opaque import find, opaque  # torch is imported where it is needed
+
     known = k.value(q) if isinstance(q, Node) else np.asarray(q)
     if known is None or interpolation != "linear":
         raise Unsupported("by shares that are not known" if known is None else f"with {interpolation} interpolation")
@@ -64,6 +63,3 @@ def _at(k: Lowering, values: Node, dim: int, share: np.floating) -> Node:
         found = k.add(found, k.scale(k.sub(above, found), weight))
     end = k.slice(values, dim, last, last + 1)  # where numbers that are none are sorted to
     return k.apply("where", k.apply("compare", end, end, relation="!="), end, found)
-
-
-READERS: Mapping[str, Handler] = {"aten.quantile.default": quantile, "aten.quantile.scalar": quantile}
