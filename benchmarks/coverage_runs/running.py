@@ -213,8 +213,11 @@ def _differs_in_own_types(case: Case, plan: Plan, inputs: Mapping[str, Array], w
 def _drawn_differs(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: Sequence[Any]) -> str:
     """The same where masks of dropout are drawn: kept elements are those of the test, as many are dropped as should be.
 
-    The first output is what was dropped out, and further ones are masks.
+    The first output is what was dropped out, and further ones are masks. Of noise only shapes are those of the test.
     """
+    if any(node.op.draws and "p" not in node.attrs for node in plan.source.nodes):
+        pairs = zip(next(_runs(plan, inputs)), wanted, strict=True)
+        return "" if all(x.shape == plain(y).shape for x, y in pairs) else "noise has another shape"
     shares = [node.attr("p") for node in plan.source.nodes if node.op.draws]
     nodes = [node for _, node in plan.source.outputs]
     want = widen(wanted[0])

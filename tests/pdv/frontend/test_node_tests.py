@@ -15,7 +15,7 @@ from benchmarks.coverage_runs.nodes import cases
 from benchmarks.coverage_runs.running import Case, run_case
 
 PASSING = (
-    "acos", "asinh", "mod_mixed_sign_float32", "clip_example", "max_two_inputs",
+    "bernoulli", "acos", "asinh", "mod_mixed_sign_float32", "clip_example", "max_two_inputs",
     "argmax_keepdims_example", "hardmax_axis_1", "reduce_prod_keepdims_random", "cumprod_1d", "onehot_without_axis",
     "averagepool_1d_default", "averagepool_2d_same_lower", "averagepool_3d_default", "maxpool_2d_ceil",
     "convtranspose_pads", "convtranspose_autopad_same", "lppool_2d_pads", "lrn",
