@@ -87,6 +87,13 @@ def test_modules_that_draw_are_planned_and_their_text_is_run(module: nn.Module) 
     assert "[b, 16]" in text  # any number of rows
 
 
+def test_inference_takes_any_number_of_rows() -> None:
+    plan = pdv.optimize(Denoiser().eval(), torch.randn(8, 16), cluster=cluster(2), mode="infer")
+    text = plan.emission.body(shapes_in(plan.weights))
+    assert "x [b, 16] -> [b]" in text
+    assert "training=" not in text
+
+
 def test_what_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdv.check.steady.normal_of", lambda steady: steady)
     with pytest.raises(ModelError, match="was read"):
