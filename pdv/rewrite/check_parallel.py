@@ -51,7 +51,7 @@ class Example:
 # attributes of functions of elements
 _GIVEN: Mapping[str, Hashable] = {
     "factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0, "points": 7, "relation": "<", "number": 0.5,
-    "minimum": 0.7, "maximum": math.inf, "p": 0.25,
+    "minimum": 0.7, "maximum": math.inf, "p": 0.25, "kind": "normal", "draw": 1,
 }  # fmt: skip
 
 

@@ -78,6 +78,11 @@ _DRAWS: Mapping[str, _Draw] = {
     "padding_idx": lambda rng, values: rng.choice((0, 1)),
     "causal": lambda rng, values: rng.random() < 0.5,
     "dtype": lambda rng, values: rng.choice(("f64", "bf16", "f32")),
+    "kind": lambda rng, values: rng.choice(("uniform", "normal")),
+    "draw": lambda rng, values: rng.choice((1, 2)),
+    "trains": lambda rng, values: rng.random() < 0.5,
+    "low": lambda rng, values: rng.choice((0, 1)),
+    "high": lambda rng, values: rng.choice((2, 5)),
 }
 # Leading dims. Permutations get three, half of the time equal: one of two dims is its own inverse, and where a side's
 # type differs from the other's nothing is compared.

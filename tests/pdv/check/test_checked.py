@@ -81,7 +81,7 @@ MISTAKES = (
      'F.gelu(F.linear(all_gather(x, 1, tp), local(self.w1, dp), local(self.c1, dp)), approximate="tanh")', "output"),
     ("transformer", "model.py", "tp.rank, scale=0.25", "0, scale=0.25", "output"),
     ("transformer", "model.py", "scale=0.25", "scale=0.5", "output"),
-    ("transformer", "model.py", "wte, tp.rank)", "wte, dp.rank)", "output"),
+    ("transformer", "model.py", "wte, tp.rank, ", "wte, dp.rank, ", "output"),
     ("transformer", "model.py", "is_causal=True", "is_causal=False", "output"),
     ("transformer", "model.py", "1e-05", "1e-06", "output"),
     ("transformer", "model.py", "/ dp.size / tp.size", "/ dp.size", "mean"),
@@ -197,7 +197,7 @@ def test_an_edit_is_carried_to_small_sizes(old: str, new: str, monkeypatch: pyte
         ("losses.py", "(totals[0] / weights).sum()", "(totals[0] / weights).sum() / 2"),
         ("training.py", "share.backward()", "(2 * share).backward()"),
         ("training.py", "return whole()", "return 2 * whole()"),
-        ("training.py", "own_rows(y, batch_axes)", "y"),
+        ("training.py", "map_tensors(batch, partial(own_rows, axes=axes))", "batch"),
         ("parallel.py", "x.narrow(dim, axis.rank * block, block)", "x.narrow(dim, 0, block)"),
     ],
 )
