@@ -29,7 +29,7 @@ class HostCosts:
 
 
 # python benchmarks/host_costs.py, one process on one core of an AMD EPYC, PyTorch 2.13, other processes held back.
-# 2026-11-23, medians of quiet runs: torch's default AdamW on local tensors, and giving gradients, 27 us and 0.70 s a GB;
-# taking a leaf 4 us; first touch 0.05 s, adding to an earlier gradient as much. 2026-11-27, on a slower machine, in
-# turns: the fused one takes 0.35 of that for a parameter, and 0.35 to 0.38 for a byte.
+# 2026-11-23, medians of quiet runs: torch's default AdamW on local tensors, and giving gradients, 27 us and 0.70 s a
+# GB; taking a leaf 4 us; first touch 0.05 s, adding to an earlier gradient as much. 2026-11-27, on a slower machine,
+# in turns: the fused one takes 0.35 of that for a parameter, and 0.35 to 0.38 for a byte.
 CPU = HostCosts(parameter_s=13.5e-6, byte_s=0.31e-9, relative_std=0.15)
