@@ -33,6 +33,7 @@ ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
 NEAR = 1.15  # times the cheapest mesh's price: whose step is timed, where that has the last word
 TIMED = 4  # meshes at most
+ABOUT = 1.02  # times the shortest step, that is about as short
 WHOLE = 2  # of these: where weights are kept whole, too
 Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
@@ -185,7 +186,18 @@ def _best(
         if problem.pins.gathers is Pins().gathers and gathers_weights(plan.pcg):
             with suppress(NoPlanFitsError):
                 near.append(search(ungathered(problem)))
-    return near[0] if len(near) == 1 else min(near, key=step_s)
+    return near[0] if len(near) == 1 else _shortest(near, step_s)
+
+
+def _shortest(plans: Sequence[BestPlan], step_s: Needs) -> BestPlan:
+    """The plan whose step is shortest; where calls of collectives take time of the cores, of about as short the one
+    with the fewest axes: along two, gradients are summed by twice as many calls, whose time is the least certain.
+    """
+    steps = [step_s(plan) for plan in plans]
+    called = any(link.called_s for plan in plans for link in plan.solution.problem.axes)
+    most_s = min(steps) * (ABOUT if called else 1.0)
+    alike = [(len(plan.solution.problem.mesh.axes), seconds) for plan, seconds in zip(plans, steps, strict=True)]
+    return plans[min((one for one in range(len(plans)) if steps[one] <= most_s), key=alike.__getitem__)]
 
 
 def search_mesh(
