@@ -14,7 +14,7 @@ from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
 from pdv.problem import Pins, Problem
-from pdv.search.meshes import BestPlan, search_mesh, search_meshes
+from pdv.search.meshes import BestPlan, _shortest, search_mesh, search_meshes
 from pdv.search.solver.configs import ConfigTable
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
 
@@ -182,3 +182,18 @@ def test_an_axis_of_one_device_changes_no_choice() -> None:
     for node, alone in zip(one.graph.nodes, two.graph.nodes, strict=True):
         if not node.is_leaf:
             assert len(tables[0].of(node)) == len(tables[1].of(alone))
+
+
+@pytest.mark.parametrize(("called_s", "axes"), [(0.0, 2), (2e-3, 1)])
+def test_of_plans_about_as_fast_that_with_fewer_axes_is_taken_where_calls_take_time(called_s: float, axes: int) -> None:
+    """Two axes cost 1 % less by the simulator, which is less than it knows of calls."""
+
+    def plan(mesh: Mesh) -> BestPlan:
+        found = search_mesh(problem(mlp(), mesh))
+        links = tuple(replace(link, called_s=called_s) for link in found.solution.problem.axes)
+        return replace(found, solution=replace(found.solution, problem=replace(found.solution.problem, axes=links)))
+
+    plans = [plan(Mesh.of(a=2, b=2)), plan(Mesh.of(a=4))]
+    seconds = {2: 0.99, 1: 1.0}
+    best = _shortest(plans, lambda one: seconds[len(one.solution.problem.mesh.axes)])
+    assert len(best.solution.problem.mesh.axes) == axes
