@@ -14,6 +14,7 @@ from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Invariant, Partial, Shard, State
+from pdv.pins import RoleOf
 from pdv.pins.techniques import megatron
 from pdv.problem import Pins
 
@@ -24,12 +25,12 @@ SplitPin = Callable[[Node, Split, int], bool]
 def expert(roles: Mapping[str, Role], mesh: Mesh) -> Pins:
     """Pins that give each mesh axis one role."""
     sizes = {axis.name: axis.size for axis in mesh.axes}
-    data = {name for name, role in roles.items() if role in ("ddp", "fsdp")}
+    data, follow = {name for name, role in roles.items() if role in ("ddp", "fsdp")}, RoleOf()
 
     def split(node: Node, axis: str, option: Split) -> bool:
         if axis in data:
             return _data(node, option, sizes[axis])
-        return megatron(node, option, sizes[axis], sequence=roles[axis] == "tp+sp")
+        return megatron(node, option, sizes[axis], follow, sequence=roles[axis] == "tp+sp")
 
     def storage(param: Node, axis: str, state: State) -> bool:
         match roles[axis]:
