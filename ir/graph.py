@@ -154,6 +154,15 @@ class Graph:
         """How many of its nodes draw at random."""
         return sum(node.op.draws for node in self.nodes)
 
+    @cached_property
+    def fixed(self) -> frozenset[Node]:
+        """Parameters, constants, and what is made of them alone: what no input changes."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            if not node.is_input and all(operand in found for operand in node.operands):
+                found.add(node)
+        return frozenset(found)
+
     @property
     def roots(self) -> tuple[Node, ...]:
         """Outputs, then updates."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -184,7 +184,7 @@ def optimize(
             running=how.as_dict(),
         ),
         "simulated": step,
-        **({} if part is None else {"part": part.as_dict()}),
+        **({} if part is None else {"part": asdict(part)}),
         "reading": reading,
         "sizes": sizes_document(program),
         **state_document(program),

@@ -64,8 +64,8 @@ dropout = Operator(
 )
 
 
-KINDS = ("uniform", "normal", "integers")
-"""Of noise: between 0 and 1; of mean 0 and deviation 1; from ``low`` to ``high``, which is left out."""
+# Kinds of noise: "uniform" between 0 and 1; "normal", of mean 0 and deviation 1; "integers" from ``low`` to ``high``,
+# which is left out.
 _FIRST = 0.6180339887498949  # of steady noise between 0 and 1, moved by a share of 1 along each dim but that of rows
 _STEPS = (0.4142135623730951, 0.7320508075688772, 0.23606797749978969, 0.6457513110645906, 0.3166247903553998)
 _SPAN = 2  # integers that are drawn in proofs and in steady noise, so that they lie in any table

@@ -39,7 +39,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self.role = RoleOf()
-        self.fixed = _fix(self.graph)
+        self.fixed = self.graph.fixed
         self.columns = Columns(self.graph, self.fixed, self.splits)
 
     def run(self) -> dict[Node, tuple[Split, ...]]:
@@ -188,15 +188,6 @@ def rest_cut(param: Node, states: Sequence[State], mesh: Mesh, uses: Sequence[Us
                 found[position] = Shard(dim)
                 break
     return tuple(found)
-
-
-def _fix(graph: Graph) -> set[Node]:
-    """Parameters, constants, and what is made of them alone."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if not node.is_input and all(operand in found for operand in node.operands):
-            found.add(node)
-    return found
 
 
 def _is_column(split: Split, node: Node) -> bool:

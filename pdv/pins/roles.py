@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from ir.dims import Dims, Loops
 from ir.graph import Node
 from ir.operator import Split
-from pdv.pins.weights import Weights
+from pdv.pins.weights import Weights, follow
 
 Role = Literal["data", "tensor", "sequence", "context", "expert"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -54,17 +54,7 @@ class RoleOf:
 
     def carry(self, node: Node) -> Carried:
         """Dims of a value that hold samples or positions."""
-        waiting = [node]
-        while waiting:
-            top = waiting[-1]
-            unknown = [operand for operand in top.operands if operand not in self._known]
-            if unknown and top not in self._known:
-                waiting += unknown
-                continue
-            waiting.pop()
-            if top not in self._known:
-                self._known[top] = self._of(top)
-        return self._known[node]
+        return follow(node, self._known, self._of)
 
     def _separates_weights(self, node: Node, loop: str) -> bool:
         """A product whose weight and activation are cut along one loop, as its result: other weights for each part."""

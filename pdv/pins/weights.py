@@ -1,15 +1,18 @@
 """Which values are weights: made of parameters alone, whatever rewrites did to them; and of which stored tensors.
 
 A rewrite reads a parameter through a view, joined to others, scaled or multiplied. Pins that speak of a parameter, or
-of products with trained matrices, must see through that. Entry point: ``Weights``.
+of products with trained matrices, must see through that. Entry points: ``Weights``, ``follow``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from ir.graph import Node
 from ir.views import sources_of
+
+Found = TypeVar("Found")
 
 
 class Made(NamedTuple):
@@ -45,17 +48,7 @@ class Weights:
         return [at for at, x in found if x in self and sum(extent > 1 for extent in x.type.shape) > 1]
 
     def _made(self, value: Node) -> Made | None:
-        waiting = [value]
-        while waiting:
-            top = waiting[-1]
-            unknown = [operand for operand in top.operands if operand not in self._known]
-            if unknown and top not in self._known:
-                waiting += unknown
-                continue
-            waiting.pop()
-            if top not in self._known:
-                self._known[top] = self._of(top)
-        return self._known[value]
+        return follow(value, self._known, self._of)
 
     def _of(self, node: Node) -> Made | None:
         if node.is_param:
@@ -69,3 +62,18 @@ class Weights:
         mixes = node.op.kind in ("contraction", "stencil")
         sources = frozenset().union(*(made.sources for made in parts))
         return Made(any(made.weight for made in parts), frozenset() if mixes else sources)
+
+
+def follow(value: Node, known: dict[Node, Found], of: Callable[[Node], Found]) -> Found:
+    """What ``of`` says of a value, which asks what is ``known`` of its operands; all below it is known then."""
+    waiting = [value]
+    while waiting:
+        top = waiting[-1]
+        unknown = [operand for operand in top.operands if operand not in known]
+        if unknown and top not in known:
+            waiting += unknown
+            continue
+        waiting.pop()
+        if top not in known:
+            known[top] = of(top)
+    return known[value]

@@ -35,10 +35,6 @@ class Part:
     devices: int
     step_s: float
 
-    def as_dict(self) -> dict[str, str | int | float]:
-        """As JSON-ready data."""
-        return {"what": self.what, "devices": self.devices, "step_s": self.step_s}
-
 
 def find_part(step_s: float, graph: Graph, cluster: Cluster, problems: Again, effort: Effort) -> Part | None:
     """The fastest part that takes clearly less than ``step_s``; None if there is none among those looked at.
@@ -83,20 +79,20 @@ def parts_of(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     if cluster.num_devices == 1:
         return
     fastest = max(range(len(cluster.classes)), key=lambda at: _speed(cluster, at))
-    yield f"1 {cluster.classes[fastest].device.name}", _of_groups(cluster, [NodeGroup(1, 1, fastest, ())])
+    yield f"1 {cluster.classes[fastest].device.name}", _of_group(cluster, NodeGroup(1, 1, fastest, ()))
     if cluster.wires:  # what joins fewer of them is nobody's level
         return
     for group in cluster.nodes:
         name = cluster.classes[group.device_class].device.name
         if 1 < group.devices < cluster.num_devices:
-            yield f"a node of {group.devices} {name}", _of_groups(cluster, [replace(group, count=1)])
+            yield f"a node of {group.devices} {name}", _of_group(cluster, replace(group, count=1))
         if cluster.num_nodes == 1 and len(group.inside) == 1:
             for count in _fewer(group.devices):
                 inside = (replace(group.inside[0], size=count),)
-                yield f"{count} {name}", _of_groups(cluster, [replace(group, devices=count, inside=inside)])
+                yield f"{count} {name}", _of_group(cluster, replace(group, devices=count, inside=inside))
         if 1 < group.count < cluster.num_nodes and len(cluster.network) == 1:
             count = group.count * group.devices
-            yield f"the {count} {name} of {group.count} nodes", _of_groups(cluster, [group])
+            yield f"the {count} {name} of {group.count} nodes", _of_group(cluster, group)
 
 
 def _fewer(devices: int) -> list[int]:
@@ -110,13 +106,11 @@ def _speed(cluster: Cluster, at: int) -> float:
     return device.peak("float32") * device.pace
 
 
-def _of_groups(cluster: Cluster, groups: Sequence[NodeGroup]) -> Cluster:
-    """Nodes of one kind of a cluster, joined as they are there."""
-    (kind,) = {group.device_class for group in groups}
-    nodes = tuple(replace(group, device_class=0) for group in groups)
-    count = sum(group.count for group in groups)
-    classes = (replace(cluster.classes[kind], count=sum(group.count * group.devices for group in groups)),)
-    network = tuple(replace(tier, nodes=count) for tier in cluster.network) if count > 1 else ()
+def _of_group(cluster: Cluster, group: NodeGroup) -> Cluster:
+    """Equal nodes of a cluster, joined as they are there."""
+    classes = (replace(cluster.classes[group.device_class], count=group.count * group.devices),)
+    nodes = (replace(group, device_class=0),)
+    network = tuple(replace(tier, nodes=group.count) for tier in cluster.network) if group.count > 1 else ()
     levels = levels_of(nodes, network, classes)
     return replace(
         cluster, levels=levels, classes=classes, nodes=nodes, network=network, wires=(), mesh=None, places=()

@@ -85,22 +85,12 @@ def _with_ends(graph: Graph, of: Mapping[Node, int], layers: list[bool]) -> Piec
 
     What is made of parameters and constants alone is with its first reader: each stage makes its own of it.
     """
-    fixed = _fixed(graph)
-    trained = sorted({unit for node, unit in of.items() if node.needs_grad and node not in fixed})
+    trained = sorted({unit for node, unit in of.items() if node.needs_grad and node not in graph.fixed})
     if not trained:
         return Pieces(dict.fromkeys(of, 0), (False,))
     last = len(trained) - 1
     found = {node: min(bisect_left(trained, unit), last) for node, unit in of.items()}
     for node in reversed(graph.nodes):
-        if node in fixed and node in found:
+        if node in graph.fixed and node in found:
             found[node] = min((found[reader] for reader in graph.users[node]), default=last)
     return Pieces(found, tuple(0 <= unit < len(layers) and layers[unit] for unit in trained))
-
-
-def _fixed(graph: Graph) -> set[Node]:
-    """What no input changes."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if not node.is_input and all(operand in found for operand in node.operands):
-            found.add(node)
-    return found

@@ -74,9 +74,12 @@ def start_processes(kind: torch.device) -> torch.device:
 
 def seed_draws(seed: int) -> None:
     """Masks of dropout, and noise, of this package's programs are drawn by a seed, the same on all ranks."""
-    operators: Any = sys.modules.get(f"{__package__}.operators")  # of those that need it
-    if operators is not None:
+    if (operators := _operators()) is not None:
         operators.seed[0] = seed
+
+
+def _operators() -> Any:  # Any: a module, as it stands beside programs that need it; None beside others
+    return sys.modules.get(f"{__package__}.operators")
 
 
 def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Callable[[Any], Any]) -> Any:
@@ -352,17 +355,19 @@ def self_check(
     alone = type(model)(model.mesh.alone(), whole).train(model.training)  # type: ignore[arg-type]  # the model that build makes
     runs = []
     training = model.training
-    noise = vars(sys.modules[type(model).__module__]).get("noise")
-    held = noise.__globals__["steady"] if noise else [False]  # of operators.py
-    for each in (model, alone):
-        each.eval()  # masks of dropout would differ, and noise would
-        held[0] = True
-        each.evaluation.is_checked = True
-        begun = each.train_step(inputs, target, loss_fn)
-        loss = float(each.drain() if getattr(each, "is_under_way", False) else begun)  # type: ignore[operator]  # of it
-        runs.append((loss, each.full_gradients()))
-        each.zero_grad()
-        each.train(training).evaluation.is_checked = held[0] = False
+    held = getattr(_operators(), "steady", [False])
+    held[0] = True
+    try:
+        for each in (model, alone):
+            each.eval()  # masks of dropout would differ, and noise would
+            each.evaluation.is_checked = True
+            begun = each.train_step(inputs, target, loss_fn)
+            loss = float(each.drain() if getattr(each, "is_under_way", False) else begun)  # type: ignore[operator]  # of it
+            runs.append((loss, each.full_gradients()))
+            each.zero_grad()
+            each.train(training).evaluation.is_checked = False
+    finally:
+        held[0] = False
     for buffer, value in zip(model.buffers(), before, strict=True):
         buffer.copy_(value)
     (loss, gradients), (wanted, wanted_gradients) = runs
