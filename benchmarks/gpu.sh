@@ -1,11 +1,13 @@
 #!/bin/sh
-# Everything that needs a GPU, in one command of at most eight minutes: a profile, tests (activations and optimizer in the
-# host's memory among them), emitted against source.
+# Everything that needs a GPU, in one command of at most eight minutes: tests (programs of the set in several dtypes, float8,
+# what is drawn, what the host's memory holds), modules as people write them trained on it, whole steps beside what was
+# predicted, a profile.
 #
-#     sh benchmarks/gpu.sh [--smoke]
+#     sh benchmarks/gpu.sh [--smoke] [STEP...]      steps: tests strangers steps profile; all of them, if none is named
 #
-# Installs nothing and needs no network. Environment: OUT, a folder for what it writes (default ./gpu-out); PYTHON (python3).
-# Writes profile/ (docs/profiles.md: library, Triton and inductor kernels, forward and backward), single_device.json, memory.json,
+# Installs nothing and needs no network. Environment: OUT, a folder for what it writes (default ./gpu-out); PYTHON (python3);
+# PACKAGES, where `gpu_steps.py --prepare` has put packages before, which saves two minutes.
+# Writes strangers.json, steps.json, profile/ (docs/profiles.md: library, Triton and inductor kernels, forward and backward),
 # a log of each step, environment.txt and summary.txt. Run again with the same OUT, the profile goes on. A step that fails
 # does not stop the others; the exit status is 1 if any did, 2 if something it needs is missing.
 # --smoke runs the smallest cases, on a CPU too.
@@ -13,13 +15,18 @@
 set -u
 cd "$(dirname "$0")/.." || exit 2
 PYTHON=${PYTHON:-python3}
-case "${1-}" in
-"" | --smoke) SMOKE=${1-} ;;
-*)
-    echo "usage: [OUT=DIR] [PYTHON=PROGRAM] sh benchmarks/gpu.sh [--smoke]" >&2
-    exit 2
-    ;;
-esac
+SMOKE=
+if [ "${1-}" = --smoke ]; then SMOKE=$1 && shift; fi
+for name in ${*:-tests strangers steps profile}; do
+    case $name in
+    tests | strangers | steps | profile) ;;
+    *)
+        echo "usage: [OUT=DIR] [PYTHON=PROGRAM] [PACKAGES=DIR] sh benchmarks/gpu.sh [--smoke] [STEP...]" >&2
+        exit 2
+        ;;
+    esac
+done
+WANTED=" ${*:-tests strangers steps profile} "
 if [ -z "${OUT-}" ]; then
     OUT=gpu-out
     mkdir -p "$OUT" && echo '*' >"$OUT/.gitignore"
@@ -70,6 +77,7 @@ failed=0
 step() {
     name=$1 limit=$2
     shift 2
+    case $WANTED in *" $name "*) ;; *) return ;; esac
     echo "== $name"
     started=$(date +%s)
     if command -v timeout >/dev/null; then
@@ -90,15 +98,17 @@ step() {
 
 # The limits add up to less than eight minutes. -W: another torch than the one developed on may warn of other things.
 # A GPU takes its record by the driver's name; the CPU of a smoke test is called cpu-core, and its rows are for nothing.
+JOBS=$(($(getconf _NPROCESSORS_ONLN) * 3 / 4 + 1))
+DEVICE=cuda
+[ -n "$SMOKE" ] && DEVICE=cpu
+step tests 110 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
+step strangers 100 "$PYTHON" benchmarks/strangers.py $SMOKE --devices 1 --device $DEVICE --jobs $JOBS --json "$OUT/strangers.json"
+step steps 180 "$PYTHON" benchmarks/gpu_steps.py $SMOKE --folder "${PACKAGES:-$OUT/packages}" --seconds 150 --json "$OUT/steps.json"
 if [ -n "$SMOKE" ]; then
     step profile 60 "$PYTHON" -m pdv profile --device cpu --record cpu-core --budget 5s -o "$OUT/profile"
 else
-    step profile 140 "$PYTHON" -m pdv profile --device cuda --budget 110s -o "$OUT/profile"
+    step profile 90 "$PYTHON" -m pdv profile --device cuda --budget 70s -o "$OUT/profile"
 fi
-step tests 100 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
-step single_device 170 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
-# The peak that the CUDA allocator counts against the one predicted, on one device.
-step memory 60 "$PYTHON" benchmarks/memory.py $SMOKE --plans one --models gpt2,vit --sizes full --json "$OUT/memory.json"
 
 echo "== summary"
 cat "$OUT/summary.txt"

@@ -29,8 +29,11 @@ class Verdict:
     plan: str = ""
 
 
-def judge(name: str, devices: int, *, real: bool = False, **options: Any) -> Verdict:
-    """Planned for so many devices, written, trained in one process, and (``real``) on as many."""
+def judge(name: str, devices: int, *, real: bool = False, device: str = "cpu", **options: Any) -> Verdict:
+    """Planned for so many devices, written, trained in one process on ``device``, and (``real``) on as many.
+
+    The module itself is trained on the CPU.
+    """
     import pdv
 
     try:
@@ -49,7 +52,7 @@ def judge(name: str, devices: int, *, real: bool = False, **options: Any) -> Ver
         if isinstance(written, Verdict):
             return written
         for key, own in wanted.items():
-            alone = _guarded("alone", lambda key=key: [train_package(folder, name, key)])  # type: ignore[misc]
+            alone = _guarded("alone", lambda key=key: [train_package(folder, name, key, device)])  # type: ignore[misc]
             verdict = _compared(f"alone, {key}", name, own, alone)
             if verdict is None and real and plan.mesh.num_devices > 1:
                 ranks = _guarded("ranks", lambda key=key: _on_ranks(folder, name, key, plan.mesh.num_devices))  # type: ignore[misc]

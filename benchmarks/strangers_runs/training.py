@@ -75,12 +75,12 @@ def train_module(name: str, optimizer: str) -> Training:
     return found
 
 
-def train_package(folder: Path, name: str, optimizer: str) -> Training:
-    """The package's steps, on the ranks that run this or on this process alone."""
+def train_package(folder: Path, name: str, optimizer: str, device: str = "cpu") -> Training:
+    """The package's steps, on the ranks that run this or on this process alone; what is seen is on the CPU."""
     torch.manual_seed(0)
     module, inputs = made(name)
-    given = [x for x in tree_leaves(call_arguments(inputs)) if isinstance(x, Tensor)]
-    model = load_package(folder).build(device="cpu")
+    given = [x.to(device) for x in tree_leaves(call_arguments(inputs)) if isinstance(x, Tensor)]
+    model = load_package(folder).build(device=device)
     model.eval() if draws(module) else None
     steps, found = OPTIMIZERS[optimizer](model.parameters()), Training()
     for number in range(STEPS):
@@ -88,9 +88,9 @@ def train_package(folder: Path, name: str, optimizer: str) -> Training:
         loss = model.train_step(given, [], lambda outputs, _: terms_of(outputs))
         found.losses.append(loss.item())
         if not number:
-            found.gradients = model.full_gradients()
+            found.gradients = {n: g.cpu() for n, g in model.full_gradients().items()}
         steps.step()
-    found.state = model.full_state_dict()
+    found.state = {n: x.cpu() for n, x in model.full_state_dict().items()}
     return found
 
 

@@ -83,12 +83,12 @@ def bench(asked: Asked) -> Document:
     if len(cluster.nodes) > 1 or sum(group.count for group in cluster.nodes) > 1:
         count = sum(group.count for group in cluster.nodes)
         raise UsageError(f"the plan is for {count} hosts, and this is one", mend="Bench a plan of one host")
-    request = _request(plan, asked, device, cluster)
+    request = request_of(plan, asked, device, cluster)
     answer = run_steps(asked, request, cluster.num_devices)
     return {"device": device, "record": answer["record"], **compare(plan, answer)}
 
 
-def _request(plan: Loaded, asked: Asked, device: str, cluster: Cluster) -> Document:
+def request_of(plan: Loaded, asked: Asked, device: str, cluster: Cluster) -> Document:
     """What the processes are told."""
     graph, count = plan.source.graph, plan.execution.micro_batches
     ranges = ranges_of(graph)

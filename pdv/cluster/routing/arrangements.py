@@ -44,13 +44,21 @@ def _seen(cluster: Cluster, rates: Rates, places: Places) -> object:
 
 
 def _by_kind(cluster: Cluster) -> Iterator[Places]:
-    """Nodes from the last to the first; and those of one kind behind each other, either kind first."""
+    """Nodes from the last to the first; those of one kind behind each other, either kind first; and either kind around
+    the other, so that both ends of the model, which may share a weight and are like no other part, are on one kind.
+    """
     if len(cluster.classes) == 1:
         return
     nodes = following(group.devices for group in cluster.nodes for _ in range(group.count))
     together = sorted(nodes, key=lambda node: cluster.class_of(node[0]))
     for order in (nodes[::-1], together, together[::-1]):
         yield tuple(itertools.chain.from_iterable(order))
+    numbers = range(cluster.num_devices)
+    for kind in range(len(cluster.classes)):
+        outer = [number for number in numbers if cluster.class_of(number) == kind]
+        inner = [number for number in numbers if cluster.class_of(number) != kind]
+        half = len(outer) // 2
+        yield (*outer[:half], *inner, *outer[half:])
 
 
 def _rates(cluster: Cluster) -> Rates:
