@@ -34,7 +34,7 @@ ShapeOf = Callable[[str], Shape]
 _TEMPLATES = Path(__file__).parent / "templates"
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
-    "checkpoints",
+    "checkpoints", "compiled",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.
@@ -219,13 +219,14 @@ def module_texts(model: str) -> dict[str, str]:
     return {
         "model.py": model,
         "__init__.py": _INIT,
-        **{f"{name}.py": _template(f"{name}.py").read_text(encoding="utf-8") for name in beside},
+        **{f"{name}.py": _template(f"{name}.py") for name in beside},
     }
 
 
-def _template(name: str) -> Path:
-    """A module that packages have, whichever folder it is in here."""
-    return next(path for path in (_TEMPLATES / name, _TEMPLATES / "kernels" / name) if path.exists())
+def _template(name: str) -> str:
+    """A module that packages have, whichever folder it is in here: there it is beside the others."""
+    path = next(path for path in (_TEMPLATES / name, _TEMPLATES / "kernels" / name) if path.exists())
+    return path.read_text(encoding="utf-8").replace("from .kernels.", "from .")
 
 
 def _give(array: Array) -> Array:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -62,7 +63,7 @@ def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, a
     shard = torch.randn(256, 64, device=device, requires_grad=True)
     x = torch.randn(8, 64, device=device, requires_grad=True)
     grad = torch.randn(8, 256, device=device)
-    with parallel.recipes():
+    with saved_tensors_hooks(parallel.pack, parallel.unpack):
         whole = parallel._linear(
             shard, lambda t: parallel._all_gather(t, 0, axis), lambda g: parallel._reduce_scatter(g, 0, axis)
         )

@@ -23,18 +23,21 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from .gradients import GradientSums, Leaf, Leaves, local
+from .kernels.compiled import ready
 from .parallel import (
     Axis,
     all_gather,
     check_version,
     gather_single,
     join_blocks,
-    recipes,
+    pack,
     remember,
     scatter_single,
+    unpack,
 )
 from .rounding import Rounding, note
 from .stored import local_piece
@@ -47,7 +50,7 @@ def regathering() -> Iterator[None]:
     """Context of a forward pass: what autograd saves of gathered weights is gathered again in backward."""
     for order in _orders.values():
         order.begin()
-    with recipes():
+    with saved_tensors_hooks(pack, unpack):
         yield
 
 
@@ -74,6 +77,8 @@ def gather(parameter: Tensor, dim: int, axis: Axis, *axes: Axis) -> Tensor:
 
     axes: along which each rank uses it differently, too: of a unit that is gathered once a step.
     """
+    if torch.compiler.is_compiling():
+        return ready(gather, parameter, dim, axis, *axes)
     leaves = getattr(parameter, "leaves", None)
     unit = leaves.unit if isinstance(leaves, Leaves) else None
     if unit is None or not unit.sums.use_leaves or parameter._backward_hooks:  # noqa: SLF001

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .kernels.compiled import ready
 from .parallel import Axis, all_reduce_steps, replicate
 from .rounding import DeviceCopy, Rounding, Versions, note
 from .stored import join_flat, local_piece, placed_as
@@ -35,6 +36,8 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
 
     Along ``axes`` each rank uses it differently, as of different data: there its gradients are summed.
     """
+    if torch.compiler.is_compiling():
+        return ready(local, parameter, *axes)
     leaves = getattr(parameter, "leaves", None)
     rounding: Rounding | None = getattr(parameter, "rounding", None)
     if leaves is not None and leaves.sums.use_leaves and not parameter._backward_hooks:  # noqa: SLF001
@@ -103,8 +106,7 @@ class Leaves:
             if self.sums.offload is not None and self.copy is None:
                 self.copy = DeviceCopy(rests, self.sums.offload)
             read = rests if self.copy is None else self.copy.tensor
-            summed = tuple(axis for axis in axes if axis.size > 1)
-            leaf = self._by_axes[key] = self.sums.add_leaf(parameter, summed, rests, read)
+            leaf = self._by_axes[key] = self.sums.add_leaf(parameter, tuple(x for x in axes if x.size > 1), rests, read)
         if self.copy is not None:
             self.copy.refresh(leaf.version)
         if leaf.tensor.requires_grad != parameter.requires_grad:
@@ -216,8 +218,7 @@ class GradientSums:
             leaf = Leaf(read.detach().requires_grad_(), parameter, axes, rests)
         if read.dtype != rests.dtype:
             leaf.tensor.grad_dtype = rests.dtype
-        sums, itself = ref(self), ref(leaf)  # Python's collector does not see into what a hook holds
-        hook = partial(_receive, sums, itself)
+        hook = partial(_receive, ref(self), ref(leaf))  # Python's collector does not see into what a hook holds
         leaf.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._leaves.append(leaf)
         return leaf
@@ -395,6 +396,5 @@ class _End:
 
 
 def _receive(sums: ref[GradientSums], leaf: ref[Leaf], _: Tensor) -> None:
-    held, given = sums(), leaf()
-    if held is not None and given is not None:
+    if (held := sums()) is not None and (given := leaf()) is not None:
         held.receive(given)

@@ -27,9 +27,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from .kernels.compiled import outside
 
 # torch 2.13 renamed both and deprecated the old names.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -202,9 +203,9 @@ def _move(x: Tensor, axis: Axis, forward: Callable[[Tensor], Tensor], dual: Call
     return x if axis.size == 1 else _linear(x, forward, dual)
 
 
+@outside  # a collective is waited for: nothing is lost
 def _linear(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
-    y: Tensor = _Linear.apply(x, forward, dual)  # type: ignore[no-untyped-call]
-    return y
+    return _Linear.apply(x, forward, dual)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # ---- The collectives, on any dim; each returns a tensor of its own, row-major ----
@@ -348,11 +349,6 @@ class _Saved:
 _live: dict[int, tuple[Recipe, StorageWeakRef]] = {}
 
 
-def recipes() -> saved_tensors_hooks:
-    """Context of a forward pass: what autograd saves of tensors with a recipe is got again in backward."""
-    return saved_tensors_hooks(pack, unpack)
-
-
 def remember(gathered: Sequence[tuple[Tensor, Recipe]]) -> None:
     """Note how to get tensors again."""
     for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
@@ -385,6 +381,7 @@ def _is_gone(memory: StorageWeakRef | None) -> bool:
     return memory is None or bool(memory.expired())  # type: ignore[no-untyped-call]
 
 
+@outside
 def pack(x: Tensor) -> Tensor | _Saved:
     """Of a tensor that autograd saves: itself, or how to get it again."""
     source, memory = _live.get(x.untyped_storage().data_ptr(), (None, None))
@@ -393,6 +390,7 @@ def pack(x: Tensor) -> Tensor | _Saved:
     return _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
 
 
+@outside
 def unpack(saved: Tensor | _Saved) -> Tensor:
     """What was packed."""
     if isinstance(saved, Tensor):

@@ -17,7 +17,7 @@ what it saves. Behind the block that is copied to the host, beside the blocks th
 the block behind it (vDNN, Rhu et al., MICRO'16). So a device has the block at work and one more: before a block begins,
 copies of the one before the last are waited for, whichever pass it was of. The host's memory is in pages that a GPU
 reads and writes by itself. A CPU is its own host: there the same is done, and nothing saved. Weights stay where they
-are, and what is gathered again in backward is not kept at all (``parallel.recipes``).
+are, and what is gathered again in backward is not kept at all (``parallel.pack``).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .kernels.compiled import outside
 from .parallel import pack, unpack
 
 _open = local()
@@ -202,7 +203,8 @@ def on_host(block: Callable[..., Any], *args: Any, **named: Any) -> Any:  # Any:
     with note_weights() as is_weight:
         for x in _staying(block, args):
             note(x)
-        with saved_tensors_hooks(lambda x: group.take(x, is_weight), _give):
+        take = outside(lambda x: group.take(x, is_weight))
+        with saved_tensors_hooks(take, _give):
             found = block(*args, **named)
         group.send()
     link.add(group, found if isinstance(found, tuple) else (found,))
@@ -358,6 +360,7 @@ class Link:
 _link = cache(Link)
 
 
+@outside
 def _give(saved: Any) -> Tensor:
     """What ``take`` took."""
     if not (isinstance(saved, tuple) and isinstance(saved[0], Piece)):

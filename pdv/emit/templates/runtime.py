@@ -23,6 +23,7 @@ from .accumulate import Given, check_count, train_in_parts
 from .calls import check_in_sync, check_inputs, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
+from .kernels.compiled import compile_parts
 from .losses import LossFn, sum_gradients
 from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
@@ -335,6 +336,10 @@ class ParallelModule(nn.Module):
         """As of any module: what ``state_dict()`` of this program gave, of this rank; ValueError of other names."""
         check_names(self, state_dict, assign=assign)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def compile(self, **options: Any) -> None:
+        """As of any module, part by part (compiled.py)."""
+        compile_parts(self, **options)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Any:  # Any: itself, as of any module
         """As of any module; RuntimeError if nothing changed, as by what looks for modules of the source."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from pdv.emit.templates import parallel
 from pdv.emit.templates.parallel import Axis
@@ -35,7 +36,7 @@ def test_an_uneven_cut_names_tensor_axis_and_mend() -> None:
 
 def test_regathering_leaves_other_tensors_alone() -> None:
     x = torch.arange(3.0, requires_grad=True)
-    with parallel.recipes():
+    with saved_tensors_hooks(parallel.pack, parallel.unpack):
         y = (parallel.all_gather(x, 0, Axis("dp"), regather=True) ** 2).sum()
     (grad,) = torch.autograd.grad(y, x)
     assert torch.equal(grad, 2 * x.detach())

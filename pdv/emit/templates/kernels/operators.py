@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from .compiled import outside
 
 
 def embedding_block(ids: Tensor, table: Tensor, block: int, blocks: int, padding_idx: int | None = None) -> Tensor:
@@ -72,6 +76,11 @@ def _next_generator(device: torch.device, block: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(number)
 
 
+@outside  # no compiler knows generators: a program that is compiled draws the same
+def _drawn_for(like: Tensor, draw: Callable[..., Tensor], block: int, **options: Any) -> Tensor:
+    return draw(like.shape, generator=_next_generator(like.device, block), device=like.device, **options)
+
+
 def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
     """Each element zero with probability ``p``, else scaled by 1 / (1 - p); nothing where the model is not in training.
 
@@ -80,8 +89,7 @@ def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
     """
     if not training:
         return x
-    drawn = _next_generator(x.device, block)
-    dropped = torch.rand(x.shape, generator=drawn, device=x.device) < p
+    dropped = _drawn_for(x, torch.rand, block) < p
     return x.masked_fill(dropped, 0) * (1 / (1 - p))
 
 
@@ -115,11 +123,9 @@ def noise(
             "drawn-in-training: the module draws random numbers while it trains, and may not in evaluation. Plan it in "
             "evaluation (model.eval(), then pdv optimize --mode infer), and load the weights there."
         )
-    drawn = _next_generator(like.device, block)
     if kind == "integers":
-        return torch.randint(low, high, like.shape, generator=drawn, device=like.device, dtype=like.dtype)
-    draw = torch.randn if kind == "normal" else torch.rand
-    return draw(like.shape, generator=drawn, device=like.device, dtype=like.dtype)
+        return _drawn_for(like, partial(torch.randint, low, high), block, dtype=like.dtype)
+    return _drawn_for(like, torch.randn if kind == "normal" else torch.rand, block, dtype=like.dtype)
 
 
 def _steady_noise(like: Tensor, kind: str, low: int, high: int, cut: Mapping[int, int]) -> Tensor:
