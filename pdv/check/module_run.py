@@ -93,6 +93,9 @@ class Undropped(TorchFunctionMode):
 
     _PLACES: Mapping[Any, int] = MappingProxyType({
         F.dropout: 1, torch.dropout: 1, F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10,
+        F.dropout1d: 1, F.dropout2d: 1, F.dropout3d: 1, torch.feature_dropout: 1, F.alpha_dropout: 1,
+        torch.alpha_dropout: 1, F.feature_alpha_dropout: 1, torch.feature_alpha_dropout: 1,
+        torch.lstm: 5, torch.gru: 5, torch.rnn_tanh: 5, torch.rnn_relu: 5,
     })  # fmt: skip
     """Functions that drop out -> the place of the probability among their arguments."""
 

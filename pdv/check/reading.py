@@ -19,9 +19,9 @@ from ir.evaluation.interpret import Evaluation, evaluate
 from ir.graph import Graph
 from ir.scaling.rows import few_rows
 from ir.views import Base, add_up, sources_of
-from pdv.check.module_run import ModuleRun, Source, Undropped, array, copy_module, run_module
+from pdv.check.module_run import ModuleRun, Source, array, copy_module, run_module
 from pdv.check.reference import largest
-from pdv.check.steady import SteadyNoise
+from pdv.check.steady import chance, with_masks_of_noise
 from pdv.check.trainable import check_trainable
 from pdv.frontend.torch.module import ExampleInputs, call_arguments
 from pdv.frontend.torch.opaque import call_torch
@@ -76,6 +76,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     """
     if isinstance(source, str):
         return NOT_RUN + source
+    graph = with_masks_of_noise(graph)
     whole = source.at([node.type.shape for node in graph.inputs])
     if _is_small(graph):
         error, what = _compare(graph, whole, train=train)
@@ -114,7 +115,7 @@ def _is_small(graph: Graph) -> bool:
 def _compare(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
     """The first output, gradient or state that differs, and by how much, in float64 where the module runs in it."""
     cotangents = _draw(graph)
-    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped(), SteadyNoise():
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), chance(graph):
         wide = source.in_float64()
         found = _run_reading(graph, source, cotangents, train=train)
         exact = _run_or_none(wide, cotangents, train=train)
@@ -138,7 +139,7 @@ def _compare(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
 def _compare_as_it_is(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
     """The same in the module's own type: twice the memory of the weights would be needed for a wider one."""
     cotangents = _draw(graph)
-    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped(), SteadyNoise():
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), chance(graph):
         found = _run_reading(graph, source, cotangents, train=train, field=_NARROW)
         native = run_module(source, cotangents, train=train, dtype=np.float32)
     return _first_beyond(_own_tolerance(source), found, native)

@@ -1,19 +1,25 @@
 """Noise of torch's modules that is steady: what they draw is what the IR's evaluation draws (``ir.ops.draws``).
 
-Entry point: ``SteadyNoise``.
+Of dropout and noise the module cannot tell which is of training alone: where a program has both, its masks are noise.
+Entry points: ``SteadyNoise``; ``chance`` and ``with_masks_of_noise``, for programs that are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ir.graph import Graph, Node
 from ir.ops.draws import normal_of, steady_integers, steady_uniform
-from pdv.frontend.torch.draws import DRAWS, drawn_by
+from pdv.check.module_run import Undropped
+from pdv.frontend import masks
+from pdv.frontend.lowering import Lowering
+from pdv.frontend.torch.draws import DRAWS, drawn_by, named_arguments
 
 
 class SteadyNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
@@ -28,10 +34,7 @@ class SteadyNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untype
         found = func(*args, **options)
         if (name := drawn_by(func)) not in DRAWS or not isinstance(found, Tensor):
             return found
-        arguments = func._schema.arguments  # noqa: SLF001
-        named = {argument.name: argument.default_value for argument in arguments}
-        named |= dict(zip(named, args, strict=False)) | options
-        return found.copy_(_made(name, found, named))
+        return found.copy_(_made(name, found, named_arguments(func, args, options)))
 
 
 def _made(name: str, found: Tensor, named: Mapping[str, Any]) -> Tensor:
@@ -53,3 +56,28 @@ def _made(name: str, found: Tensor, named: Mapping[str, Any]) -> Tensor:
         case "bernoulli":
             made = steady < named.get("p", named["self"])
     return made
+
+
+@contextmanager
+def chance(graph: Graph) -> Iterator[None]:
+    """While this lasts, a module draws steady noise, and drops nothing where its program drops."""
+    with Undropped() if any(map(_drops, graph.nodes)) else nullcontext(), SteadyNoise():
+        yield
+
+
+def with_masks_of_noise(graph: Graph) -> Graph:
+    """The same where all that is drawn is dropout, or nothing is; else with dropout made of noise, too."""
+    drawn = [node for node in graph.nodes if node.op.draws]
+    if all(map(_drops, drawn)) or not any(map(_drops, drawn)):
+        return graph
+    k = Lowering()
+    k.drops_as_noise, k.noises = True, max(node.attr("draw") for node in drawn if not _drops(node))
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        return masks.dropout(k, operands[0], node.attr("p")) if _drops(node) else k.builder.copy(node, operands)
+
+    return k.builder.rebuild(graph, make)[0]
+
+
+def _drops(node: Node) -> bool:
+    return node.op.draws and bool(node.op.linear)

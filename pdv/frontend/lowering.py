@@ -72,6 +72,7 @@ class Lowering:
             noise.
         noises: how many draws of random numbers there are.
         trains: whether these are drawn in training alone, or might be.
+        drops_as_noise: whether dropout is among these, which is of training alone otherwise.
         foreign: functions of other libraries that are run as they are.
         stored: how the values of stored tensors are read, where an operand must be known; by name.
         name: hint for the nodes made next, usually the source's own name for the value.
@@ -85,6 +86,7 @@ class Lowering:
         self.drawn: dict[str, float | bool | Drawn] = {}
         self.noises = 0
         self.trains = False
+        self.drops_as_noise = False
         self.foreign: dict[str, None] = {}
         self.stored: Mapping[str, Callable[[], Array]] = {}
         self.name = ""

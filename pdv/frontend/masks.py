@@ -179,6 +179,9 @@ def dropout(k: Lowering, x: Node, p: float) -> Node:
         raise Unsupported(f"dropout with p = {p}")
     if p == 0:
         return x
+    if k.drops_as_noise:
+        drawn = noise(k, "uniform", x.type.shape, x.type.dtype)
+        return k.mul(x, k.scale(k.cast(compare_number(k, "<", drawn, 1 - p), x.type.dtype), 1 / (1 - p)))
     if x in k.dropped:  # by another mask: of another value, therefore
         return k.scale(dropout(k, k.scale(x, 2.0), p), 0.5)
     k.dropped.add(x)

@@ -63,7 +63,7 @@ def read_model(
     doubts = (*program.doubts, *map(_of_sines, program.sines)) if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
-    if not train and isinstance(model, str | os.PathLike):
+    if not train and not callable(model):  # a file, or an exported program
         program = program.map(_drawing)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     note(program.graph)
@@ -71,7 +71,7 @@ def read_model(
 
 
 def _drawing(graph: Graph) -> Graph:
-    """The program of a file that is run as it is: what it draws, it draws in evaluation, too."""
+    """The program of what has no other mode, run as it is: what it draws, it draws in evaluation, too."""
     if not graph.draws:
         return graph
     k = Builder()

@@ -50,11 +50,6 @@ def identity(k: Lowering, x: Node, *args: Any, **kwargs: Any) -> Node:  # Any: m
     return x
 
 
-def dropout(k: Lowering, x: Node, p: float, train: bool) -> Node:
-    """In training alone."""
-    return masks.dropout(k, x, p) if train else x
-
-
 def power(k: Lowering, x: Node, exponent: Number) -> Node:
     """x to a known power; of integers, the square alone."""
     if exponent == 2 and not isinstance(exponent, float) and not x.type.dtype.is_floating:
@@ -304,6 +299,7 @@ _IDENTITY = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_
 HANDLERS: Mapping[str, Handler] = {
     **more.HANDLERS,
     **draws.READERS,
+    **draws.DROPOUT,
     "aten.quantile.default": quantile,
     "aten.quantile.scalar": quantile,
     **{f"aten.{op}.default": unary(op) for op in _UNARY},
@@ -313,8 +309,6 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.pow.Tensor_Scalar": power,
     "aten.rsub.Scalar": rsub,
     "aten.rsub.Tensor": rsub,
-    "aten.dropout.default": dropout,
-    "aten.native_dropout.default": lambda k, x, p, train: (dropout(k, x, p, train), None),
     "aten.where.self": where,
     "aten.where.ScalarOther": where,
     "aten.masked_fill.Scalar": lambda k, x, mask, value: where(k, mask, value, x),

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch._decomp.decompositions as decompositions_of_torch
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.aten import HANDLERS
+from pdv.frontend.torch.draws import AS_DROPOUT
 from pdv.frontend.torch.exported_state import check_words, shared_names, without_spare_names
 
 DETACHES = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
@@ -52,22 +54,53 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     Raises:
         ModelError: if torch cannot.
     """
-    with stopped_gradients(program), without_spare_names(program), _kept_whole():
+    with stopped_gradients(program), without_spare_names(program), _kept_whole(), _dropped_between():
         return _run(program)
 
 
 @contextmanager
 def _kept_whole() -> Iterator[None]:
-    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced."""
-    kernels = {function: function.py_kernels.pop(DispatchKey.Autograd) for function in _ALWAYS}
-    for function in kernels:
+    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced, and ``AS_DROPOUT`` by dropout."""
+    before = {function: dict(function.py_kernels) for function in (*_ALWAYS, *AS_DROPOUT)}
+    for function in _ALWAYS:
+        del function.py_kernels[DispatchKey.Autograd]
+    for function, made in AS_DROPOUT.items():
+        function.py_kernels.update({DispatchKey.Autograd: made, DispatchKey.CompositeImplicitAutograd: made})
+    for function in before:
         function._dispatch_cache.clear()  # noqa: SLF001  # has no public name
     try:
         yield
     finally:
-        for function, kernel in kernels.items():
-            function.py_kernels[DispatchKey.Autograd] = kernel
+        for function, kernels in before.items():
+            function.py_kernels.clear()
+            function.py_kernels.update(kernels)
             function._dispatch_cache.clear()  # noqa: SLF001
+
+
+@contextmanager
+def _dropped_between() -> Iterator[None]:
+    """While this lasts, layers of a recurrent network are taken apart with the dropout between them.
+
+    Torch's own ``_rnn_helper`` leaves it out: it asks for more layers than there are.
+    """
+    plain: Any = decompositions_of_torch._rnn_helper  # noqa: SLF001  # has no public name
+
+    def helper(*given: Any) -> Any:  # Any: as torch's own takes them
+        *others, p, train, bidirectional, batch_first, layer = given
+        seen: list[tuple[Any, Any]] = []  # what goes into each layer, in both directions, and the same dropped out
+
+        def dropped(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not seen or seen[-1][0] is not x:
+                seen.append((x, torch.dropout(x, p, True) if seen else x))
+            return layer(seen[-1][1], *args, **kwargs)
+
+        return plain(*others, p, train, bidirectional, batch_first, dropped if train and p else layer)
+
+    decompositions_of_torch._rnn_helper = helper  # noqa: SLF001
+    try:
+        yield
+    finally:
+        decompositions_of_torch._rnn_helper = plain  # noqa: SLF001
 
 
 def _run(program: ExportedProgram) -> ExportedProgram:

@@ -1,23 +1,29 @@
-"""What torch's modules draw at random: numbers of a distribution, and whole rows that layers drop (stochastic depth).
+"""What torch's modules draw at random: numbers of a distribution, and elements, channels or rows that layers drop.
 
-Rows are dropped by torch's dropout, whose masks are planned and proved; other numbers are made of noise between 0 and
-1, or of mean 0 and deviation 1. Entry points: ``say_drop_paths``, ``READERS``, ``draws_of``.
+What is dropped in training alone is so by torch's dropout, whose masks are planned and proved; other numbers are made
+of noise between 0 and 1, or of mean 0 and deviation 1. Which is which is found by running the module in evaluation.
+Entry points: ``say_drop_paths``, ``READERS``, ``draws_of``, ``drawing_of``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from ir.graph import Node
 from ir.types import DType
@@ -25,9 +31,27 @@ from pdv.frontend import masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.torch.scalars import Handler, dtype_of
 
-DRAWN_IN_TRAINING = "drawn_in_training"
-"""Where the graph module of an exported program says that its module draws other numbers in evaluation, or none."""
+DRAWING = "drawing"
+"""Where the graph module of an exported program keeps the ``Drawing`` of its module."""
 _ROWS = 64  # on which a layer is tried
+_ALPHA = 1.7580993408473766  # of torch's alpha dropout: the scale of SELU, times its alpha
+
+
+Place = tuple[str, str]
+"""Where a program calls an operator: in which module of its source, and at which lines."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """When a module draws.
+
+    Attributes:
+        trains: whether its noise is of training alone, or might be.
+        always: where its dropout is not of training alone, and noise as any other.
+    """
+
+    trains: bool = False
+    always: frozenset[Place] = frozenset()
 
 
 def say_drop_paths(module: nn.Module) -> None:
@@ -141,6 +165,50 @@ def _empty_like(k: Lowering, x: Node, *size: Any, **options: Any) -> Node:
     return masks.fill(k, 0, size[0] if size else x.type.shape, _type(options, x.type.dtype))
 
 
+def _dropout(k: Lowering, x: Node, p: float, train: bool) -> Node:
+    return masks.dropout(k, x, p) if train else x
+
+
+DROPOUT: Mapping[str, Handler] = {
+    "aten.dropout.default": _dropout,
+    "aten.native_dropout.default": lambda k, x, p, train: (_dropout(k, x, p, train), None),
+}
+"""Of training alone, unless the module drops out in evaluation, too."""
+
+
+def _feature_dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Whole channels kept and scaled, or zero."""
+    return x * F.dropout(_ones_of_channels(x), p) if train and p else x
+
+
+def _alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    return _at_least(x, F.dropout(torch.ones_like(x), p), p) if train and p else x
+
+
+def _feature_alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    return _at_least(x, F.dropout(_ones_of_channels(x), p), p) if train and p else x
+
+
+def _ones_of_channels(x: Tensor) -> Tensor:
+    return x.new_ones((*x.shape[:2], *[1] * (x.dim() - 2)))
+
+
+def _at_least(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """Of mean and deviation as before, with least values where ``kept`` is 0; as it is where ``kept`` is 1.
+
+    kept: 0 or 1 / (1 - p) in training, 1 in evaluation.
+    """
+    scale = (1 - p) / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    return torch.where(kept == 1, x, ((x + _ALPHA) * kept - _ALPHA) * scale)
+
+
+AS_DROPOUT: Mapping[OpOverload, Callable[[Tensor, float, bool], Tensor]] = {
+    torch.ops.aten.feature_dropout.default: _feature_dropout,
+    torch.ops.aten.alpha_dropout.default: _alpha_dropout,
+    torch.ops.aten.feature_alpha_dropout.default: _feature_alpha_dropout,
+}
+"""Operators that torch makes of noise, by plain dropout, which is of training alone."""
+
 READERS: Mapping[str, Handler] = {
     "aten.rand.default": _of_size("uniform"),
     "aten.randn.default": _of_size("normal"),
@@ -168,17 +236,47 @@ READERS: Mapping[str, Handler] = {
 DRAWS = frozenset(name.split(".")[1] for name in READERS if "empty" not in name)
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """While this lasts, draws are counted by their operators."""
+@dataclass
+class _Drawn:
+    """What a run of a module drew, by operators: dropout, and the rest."""
 
-    def __init__(self) -> None:
+    noise: list[str] = field(default_factory=list)
+    drops: list[str] = field(default_factory=list)
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """While this lasts, draws are noted by their operators."""
+
+    def __init__(self, drawn: _Drawn) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts = Counter[str]()
+        self._drawn = drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
         if (name := drawn_by(func)) in DRAWS:
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+            self._drawn.noise.append(name)
+        elif _share_of(func, args, options):
+            self._drawn.drops.append(name)
+        return func(*args, **options)
+
+
+class _Drops(TorchFunctionMode):
+    """While this lasts, what functions that drop out draw is noted as dropout."""
+
+    _FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu")
+
+    def __init__(self, drawn: _Drawn) -> None:
+        super().__init__()
+        self._drawn = drawn
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = len(self._drawn.noise)
+        found = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if "dropout" in name or name in self._FUNCTIONS:
+            self._drawn.drops += self._drawn.noise[before:]
+            del self._drawn.noise[before:]
+        return found
 
 
 def draws_of(program: ExportedProgram) -> Counter[str]:
@@ -188,12 +286,104 @@ def draws_of(program: ExportedProgram) -> Counter[str]:
     return Counter(name for name in names if name in DRAWS)
 
 
-def draws_in_evaluation(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Counter[str]:
-    """The same of a module of one's own where it does not train, as far as it can be called there."""
-    draws = _Draws()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), draws, suppress(Exception):
-        module.eval()(*args, **kwargs)
-    return draws.counts
+def drawing_of(
+    program: ExportedProgram,
+    own: Callable[[], nn.Module],
+    export: Callable[[nn.Module], ExportedProgram],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Drawing:
+    """When the module draws of which a program was exported, by what it draws in evaluation.
+
+    own: makes a copy of the module as it was exported, of the same tensors; export: what exported it.
+    """
+    noise, drops = draws_of(program), _drops_of(program)
+    if not noise and not drops:
+        return Drawing()
+    module = own()
+    if not module.training:
+        return Drawing(always=frozenset(place for place, _ in drops))
+    try:
+        found = _drawn_in(module.eval(), args, kwargs)
+    except Exception:  # noqa: BLE001  # of exported programs, which have no other mode
+        found = _Drawn()
+    trains = bool(noise) and noise != Counter(found.noise)
+    if not found.drops:
+        return Drawing(trains)
+    try:
+        again = _drops_of(export(own().eval()))
+    except Exception:  # noqa: BLE001  # whatever the module's own code raises: then nobody knows which it draws
+        return Drawing(trains=True, always=frozenset(place for place, _ in drops))
+    other = {place for place, _ in (drops - again) | (again - drops)}
+    always = {place for place, _ in again}
+    return Drawing(trains or not always or bool(always & other), frozenset(always))
+
+
+def _drops_of(program: ExportedProgram) -> Counter[tuple[Place, float]]:
+    """Where a program drops out which share, and how often."""
+    nodes = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
+    shares = [(node, _share_of(node.target, node.args, node.kwargs)) for node in nodes]
+    return Counter((place_of(node), share) for node, share in shares if share)
+
+
+def place_of(node: torch.fx.Node) -> Place:
+    """The same of all operators that one of torch's is taken apart to."""
+    modules = list(node.meta.get("nn_module_stack", {}).values())
+    return str(modules[-1][0]) if modules else "", str(node.meta.get("stack_trace", ""))
+
+
+def _drawn_in(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Drawn:
+    """What a module of one's own draws, as far as it can be called: without values, else with them."""
+    drawn = _Drawn()
+    for run in (_without_values, _with_values):
+        drawn = _Drawn()
+        try:
+            with _kept(module):
+                run(module, args, kwargs, drawn)
+        except Exception:  # noqa: BLE001, S112  # whatever the module's own code raises
+            continue
+        break
+    return drawn
+
+
+def _without_values(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: _Drawn) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, (tuple(args), dict(kwargs)))
+    with mode, _Draws(drawn), _Drops(drawn):
+        module(*given[0], **given[1])
+
+
+def _with_values(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: _Drawn) -> None:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Draws(drawn), _Drops(drawn):
+        module(*args, **kwargs)
+
+
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Behind this, buffers are what they were before."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of one of torch's operators, by name."""
+    arguments = func._schema.arguments  # noqa: SLF001
+    named = {argument.name: argument.default_value for argument in arguments}
+    return named | dict(zip(named, args, strict=False)) | dict(kwargs)
+
+
+def _share_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:  # Any: an operator of torch
+    """What share a call of one of torch's operators drops out."""
+    named = named_arguments(func, args, kwargs)
+    if named.get("train") is False:
+        return 0.0
+    share = named.get("p" if "dropout" in func._schema.name else "dropout", named.get("dropout_p"))  # noqa: SLF001
+    return float(share) if isinstance(share, int | float) else 0.0
 
 
 def drawn_by(func: Any) -> str:  # Any: an operator of torch

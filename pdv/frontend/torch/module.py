@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from pdv.frontend.program import BATCH, OpenSize, Program, size_name
 from pdv.frontend.torch.copies import prepared_copy
-from pdv.frontend.torch.draws import DRAWN_IN_TRAINING, draws_in_evaluation, draws_of
+from pdv.frontend.torch.draws import DRAWING, drawing_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
@@ -143,9 +144,8 @@ def export_module(
         if retried is None:
             raise export_error(module, error) from error
         program = retried
-    if module.training and (drawn := draws_of(program)):
-        in_evaluation = draws_in_evaluation(prepared_copy(module), args, kwargs)
-        program.graph_module.meta[DRAWN_IN_TRAINING] = drawn != in_evaluation
+    again = partial(_export, args=args, kwargs=kwargs, shapes=dynamic_shapes, strict=False)
+    program.graph_module.meta[DRAWING] = drawing_of(program, partial(prepared_copy, module), again, args, kwargs)
     _check_read(program)
     return program
 

@@ -29,7 +29,7 @@ from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.chosen_rows import of_chosen
 from pdv.frontend.torch.complex_numbers import Complex, check_real, is_complex, of_complex
 from pdv.frontend.torch.decomposed import DETACHES, decompose
-from pdv.frontend.torch.draws import DRAWN_IN_TRAINING
+from pdv.frontend.torch.draws import DRAWING, Drawing, draws_of, place_of
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
@@ -63,7 +63,11 @@ def load_exported_program(program: ExportedProgram) -> Program:
         ModelError: if a shape is dynamic, or a constant has no values.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    lowered = _ProgramLowering(decompose(program)).run()
+    whole = decompose(program)
+    drawing = program.graph_module.meta.get(DRAWING, Drawing(trains=True))  # else nobody knows its module
+    if draws_of(whole) - draws_of(program):  # by operators that are not known to draw
+        drawing = replace(drawing, trains=True)
+    lowered = _ProgramLowering(whole, drawing).run()
     names, state = other_names(program, lowered.weights.loaders), program.state_dict
     unread = {
         name: partial(_to_numpy, state[name], name)
@@ -82,10 +86,10 @@ def _is_storable(tensor: torch.Tensor) -> bool:
 class _ProgramLowering:
     """The state of one lowering: fx node -> IR value, and what was found unsupported on the way."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, drawing: Drawing) -> None:
         self.program = program
         self.k = Lowering()
-        self.k.trains = bool(program.graph_module.meta.get(DRAWN_IN_TRAINING))
+        self.k.trains, self.drawing = drawing.trains, drawing
         self.values: dict[torch.fx.Node, Value] = {}
         self.unsupported: dict[str, None] = {}
         self.opaque: dict[str, None] = {}
@@ -100,7 +104,7 @@ class _ProgramLowering:
         check_overwritten(self.program, live)
         specs = {spec.arg.name: spec for spec in signature.input_specs if isinstance(spec.arg, TensorArgument)}
         for node in self.program.graph.nodes:
-            self.k.name = node.name
+            self.k.name, self.k.drops_as_noise = node.name, place_of(node) in self.drawing.always
             if node.op == "placeholder":
                 spec = specs.get(node.name)
                 if spec is not None and spec.kind is not InputKind.USER_INPUT and _has_no_elements(node):

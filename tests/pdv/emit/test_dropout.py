@@ -29,7 +29,8 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25, is_causal=True).transpose(1, 2).flatten(2)
+        p = 0.25 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.drop(y)
         return x + self.down(self.drop(F.gelu(self.up(x))))  # type: ignore[no-any-return]
 

@@ -262,13 +262,18 @@ def test_every_unsupported_operator_is_listed_with_its_line() -> None:
 
 
 def test_two_dropouts_of_one_value_have_masks_of_their_own() -> None:
-    program = load_program(
-        Function(lambda x: F.dropout(x, 0.5) + F.dropout(x, 0.5) + F.dropout(x, 0.5)),
-        torch.randn(3),
-    )
+    class Sum(nn.Module):
+        def __init__(self, *values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+            super().__init__()
+            self.values = values
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([F.dropout(value(x), 0.5, self.training) for value in self.values]).sum(0)
+
+    program = load_program(Sum(torch.clone, torch.clone, torch.clone), torch.randn(3))
     assert len({node for node in program.graph.nodes if node.op.draws}) == 3
     with pytest.raises(ModelError, match="two values that are equal"):
-        load_program(Function(lambda x: F.dropout(x, 0.5) + F.dropout(x[None][0], 0.5)), torch.randn(3))
+        load_program(Sum(torch.clone, lambda x: x[None][0]), torch.randn(3))
 
 
 def test_dropout_is_read_in_training_alone() -> None:
