@@ -57,8 +57,7 @@ class Given:
     def loss_of(self, output: Any, number: Tensor) -> Tensor:
         """See ``Loss``."""
         target, reduction = shard_batch(self._wanted[int(number)], self._axes), self._reduction
-        given = target[0] if isinstance(target, list) and len(target) == 1 else target
-        found = batch_terms(self._loss_fn, output, given, self._cut, reduction, self._count)
+        found = batch_terms(self._loss_fn, output, target, self._cut, reduction, self._count)
         found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
         if found.size(1) > 1 and reduction == "mean":
             raise ValueError(

@@ -189,12 +189,12 @@ def train_step(
 
 
 def read_batch(model: nn.Module, inputs: Batch, target: Target) -> tuple[list[Tensor], Any]:
-    """The inputs in the program's order, and a target as ``loss_fn`` gets rows of it: a tensor, several, or None.
+    """The inputs in the program's order, and a target as ``loss_fn`` gets rows of it, in the form that it has.
 
     Raises:
         ValueError: if inputs go by other names than the program's.
     """
-    wanted = target if target is None or isinstance(target, Tensor | Mapping) else list(target)
+    wanted = target if target is None or isinstance(target, Tensor | Mapping | list | tuple) else list(target)
     if not isinstance(inputs, Mapping):
         return [inputs] if isinstance(inputs, Tensor) else list(inputs), wanted
     names = getattr(model, "takes", ()) or tuple(signature(model.forward).parameters)

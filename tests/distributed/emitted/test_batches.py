@@ -100,6 +100,11 @@ def named(path: Path, **sizes: int) -> list[Found]:
         assert target is None
         return output.square().sum(), len(output)
 
+    def of_one(output: Tensor, target: list[Tensor] | tuple[Tensor]) -> tuple[Tensor, int]:
+        forms.append(type(target))
+        return distance(output, target[0])
+
+    forms: list[type] = []
     whole = {"scale": scale, "x": x}
     target = {"y": y, "mask": (y > 0).double()}
     shards = scaled(path, **sizes).shard_batch((whole, target))
@@ -109,7 +114,10 @@ def named(path: Path, **sizes: int) -> list[Found]:
         step(whole, y, distance, **options)
         step(whole, target, of_named, **options)
         step(whole, None, of_none, **options)
+        step(whole, [y], of_one, **options)
+        step(whole, (y,), of_one, **options)
         step(shards[0], shards[1], of_named, rows="local", **options)
+    assert forms == [list, tuple, list, list, tuple, tuple]  # of each micro-batch
     model = scaled(path, **sizes)
     model.self_check(whole, target, of_named)
     model.self_check(whole, None, of_none)
@@ -130,7 +138,7 @@ def test_batches_are_the_same_on_all_ranks_and_of_any_form(tmp_path: Path) -> No
     save_file({"weight": weight}, path := tmp_path / "weights")
     wanted = named(path)
     half = len(wanted) // 2
-    for one, other in ((0, 1), (2, 4), *((each, each + half) for each in range(half))):
+    for one, other in ((0, 1), (2, half - 1), (0, 4), (0, 5), *((each, each + half) for each in range(half))):
         torch.testing.assert_close(wanted[one], wanted[other], rtol=1e-10, atol=1e-12)
     for each in run_ranks(run_all, 2, path):
         torch.testing.assert_close(each, [wanted, wanted], rtol=1e-10, atol=1e-12)
@@ -138,6 +146,11 @@ def test_batches_are_the_same_on_all_ranks_and_of_any_form(tmp_path: Path) -> No
 
 def of_label(output: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return plans.loss_fn(output, target["label"])
+
+
+def of_one_label(output: Tensor, target: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+    assert isinstance(target, tuple)
+    return plans.loss_fn(output, target[0])
 
 
 def of_outputs(output: Tensor, target: None) -> tuple[Tensor, int]:
@@ -151,6 +164,7 @@ def pipeline(folder: Path) -> list[float]:
     inputs = dict(zip(model.takes, [x], strict=True))
     found = [float(model.train_step(x, y, plans.loss_fn)), float(model.train_step(inputs, {"label": y}, of_label))]
     found.append(float(model.train_step(x, None, of_outputs)))
+    found.append(float(model.train_step(x, (y,), of_one_label)))
     model.zero_grad()
     model.self_check(inputs, {"label": y}, of_label)
     if model.mesh.stage.size == 1:
