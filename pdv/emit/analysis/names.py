@@ -25,6 +25,12 @@ def identifier(text: str, fallback: str = "value") -> str:
     return f"{name}_" if keyword.iskeyword(name) or keyword.issoftkeyword(name) else name
 
 
+def argument(text: str) -> str:
+    """The name itself, where a function may have an argument that is called so, else the nearest identifier."""
+    plain_name = text.isascii() and text.isidentifier() and not keyword.iskeyword(text)
+    return text if plain_name else identifier(text, "x")
+
+
 def unique(name: str, taken: Iterable[str]) -> str:
     """``name``, or ``name_2``, ``name_3`` … if it is taken."""
     taken = set(taken)

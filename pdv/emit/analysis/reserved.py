@@ -54,3 +54,6 @@ _OTHERS = """
 """
 GLOBALS = frozenset((*_OTHERS.split(), *(name for names in MODULES.values() for name in names)))
 """Names that a local variable would hide."""
+
+CALLING = frozenset(("self", "checkpoint", "regathering", *HOSTED))
+"""Names by which a forward that does nothing else calls what it does."""

@@ -62,20 +62,24 @@ class Holder:
         """The lines of ``__init__`` that make what it holds."""
         return [*axis_attributes(used_axes(self.lines, self.setting.axes)), *self._declarations()]
 
-    def forward_lines(self, doc: str) -> list[str]:
-        """Its forward; gathered weights are dropped after use where some are to be."""
+    def forward_lines(self, doc: str, takes: Sequence[str] = ()) -> list[str]:
+        """Its forward; gathered weights are dropped after use where some are to be.
+
+        takes: names of its arguments, which lines may not have for themselves; default: those that they have.
+        """
         names, results = list(self.arguments.values()), len(self.outline.results)
+        given = list(takes) or names
         axes = axis_lines(self.lines, self.setting.axes)
         docs = [f'        """{doc}"""'] if doc else []
         regather = any(node.attr("regather") for node in self._held)
-        if not regather and not self.again:
+        if given == names and not regather and not self.again:
             return [*signature("forward", names, results), *docs, *axes, *self.lines]
-        made = call("self.compute", *names)
+        made = call("self.compute", *given)
         if self.again:
-            made = self.again.call("self.compute", "self", names, moves=self.setting.moves)
+            made = self.again.call("self.compute", "self", given, moves=self.setting.moves)
         gathered = "with regathering():  # gathered weights are dropped after use, and gathered again in backward"
         return [
-            *signature("forward", names, results),
+            *signature("forward", given, results),
             *docs,
             *([f"        {gathered}"] if regather else []),
             *statement("return ", made, 12 if regather else 8),

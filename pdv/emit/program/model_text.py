@@ -18,10 +18,10 @@ from ir.sharding import Shard
 from ir.verify import check_returned
 from pdv.emit.analysis.constants import constant_buffers
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.analysis.names import identifier, plain, string, unique
+from pdv.emit.analysis.names import argument, identifier, plain, string, unique
 from pdv.emit.analysis.open_sizes import NamedSizes, Opened, open_sizes
 from pdv.emit.analysis.outline import graph_updates
-from pdv.emit.analysis.reserved import MODULES
+from pdv.emit.analysis.reserved import CALLING, MODULES
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.analysis.staged import ONCE, Running, StageOutline, over_stages, staged_outlines
 from pdv.emit.program.body import Again
@@ -153,17 +153,18 @@ class _Program:
 
     def _model_class(self) -> list[str]:
         (holder,) = self._holders
+        takes = self._interface()
         rows = self._batch_axes()
         note = f"this rank's rows of it (cut by {', then '.join(rows)})" if rows else "the same on every rank"
         return [
             "class Model(ParallelModule):",
-            *docstring(self._summary(holder.arguments), 4),
+            *docstring(self._summary(takes), 4),
             "",
             "    def __init__(self, mesh: Mesh, weights: Weights) -> None:",
-            *self._super_lines(["mesh"], holder.arguments),
+            *self._super_lines(["mesh"], takes),
             *holder.init_lines(),
             "",
-            *holder.forward_lines(f"Takes the whole batch on every rank, returns {note}."),
+            *holder.forward_lines(f"Takes the whole batch on every rank, returns {note}.", list(takes.values())),
         ]
 
     def _stage_class(self, holder: Holder) -> list[str]:
@@ -183,7 +184,7 @@ class _Program:
 
     def _pipeline_class(self) -> list[str]:
         """The model as a chain of its stages."""
-        inputs = self._input_names()
+        inputs = self._interface()
         names = dict(inputs)
         stages: list[str] = []
         for number, holder in enumerate(self._holders):
@@ -230,6 +231,13 @@ class _Program:
             names[node] = unique("x" if not names else "y", used)
             used.add(names[node])
         return names | {node: inputs[node] for node in outline.inputs}
+
+    def _interface(self) -> dict[Node, str]:
+        """The source's own names of what the model takes, whatever lines of the program call it."""
+        names: dict[Node, str] = {}
+        for node in self._graph.inputs:
+            names[node] = unique(argument(node.attr("name")), (*CALLING, *names.values()))
+        return names
 
     def _input_names(self) -> dict[Node, str]:
         names: dict[Node, str] = {}

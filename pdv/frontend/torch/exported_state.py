@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ir.errors import ModelError
@@ -147,6 +147,24 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:  # Any: what an ATen operator
     elif isinstance(value, tuple | list):
         for element in value:
             yield from tensors(element)
+
+
+def argument_names(program: ExportedProgram) -> dict[str, str]:
+    """Placeholders of inputs -> the module's own names of its arguments, which torch writes in small letters."""
+    called = program.module_call_graph[0].signature
+    placeholders = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    known = list((called.forward_arg_names if called is not None else None) or ())
+    args, kwargs = program.call_spec.in_spec.children() if program.call_spec.in_spec is not None else (None, None)
+    found = {name: name for name in placeholders}
+    if args is None or kwargs is None or len(known) < args.num_children:
+        return found
+    names = [*known[: args.num_children], *map(str, kwargs.context)]
+    left = list(placeholders)
+    for name, each in zip(names, (*args.children(), *kwargs.children()), strict=True):
+        of_it, left = left[: each.num_leaves], left[each.num_leaves :]
+        if each.is_leaf() and of_it[0].rstrip("_0123456789") == name.lower().rstrip("_0123456789"):
+            found |= {of_it[0]: name} if name not in found else {}
+    return found
 
 
 def where_of(node: torch.fx.Node) -> str:

@@ -32,6 +32,7 @@ from pdv.frontend.torch.decomposed import DETACHES, decompose
 from pdv.frontend.torch.draws import DRAWING, Drawing, draws_of, place_of
 from pdv.frontend.torch.exported_state import (
     Memory,
+    argument_names,
     check_overwritten,
     is_floating,
     live_nodes,
@@ -90,6 +91,7 @@ class _ProgramLowering:
         self.program = program
         self.k = Lowering()
         self.k.trains, self.drawing = drawing.trains, drawing
+        self.arguments = argument_names(program)
         self.values: dict[torch.fx.Node, Value] = {}
         self.unsupported: dict[str, None] = {}
         self.opaque: dict[str, None] = {}
@@ -163,7 +165,7 @@ class _ProgramLowering:
         check_real(node, node.name if spec.kind is InputKind.USER_INPUT else str(spec.target))
         tensor = _tensor_type(node)
         if spec.kind is InputKind.USER_INPUT:
-            name = node.name
+            name = self.arguments[node.name]
             while name in self.program.state_dict:  # one name is one value
                 name += "_input"
             return self.k.builder.input(name, tensor)
