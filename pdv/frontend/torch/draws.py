@@ -29,6 +29,7 @@ from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
+from pdv.frontend.torch.exported_state import unlogged
 from pdv.frontend.torch.scalars import Handler, dtype_of
 
 DRAWING = "drawing"
@@ -349,7 +350,7 @@ def _drawn_in(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 def _without_values(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: _Drawn) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     given = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, (tuple(args), dict(kwargs)))
-    with mode, _Draws(drawn), _Drops(drawn):
+    with unlogged(), mode, _Draws(drawn), _Drops(drawn):
         module(*given[0], **given[1])
 
 

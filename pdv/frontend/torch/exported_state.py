@@ -2,18 +2,20 @@
 
 Entry points: ``without_spare_names``, for `run_decompositions`, which fails where memory that is overwritten has two
 names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``,
-``check_words``; ``where_of``.
+``check_words``; ``argument_names``; ``where_of``; ``unlogged``.
 """
 
 from __future__ import annotations
 
 import keyword
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -165,6 +167,17 @@ def argument_names(program: ExportedProgram) -> dict[str, str]:
         if each.is_leaf() and of_it[0].rstrip("_0123456789") == name.lower().rstrip("_0123456789"):
             found |= {of_it[0]: name} if name not in found else {}
     return found
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """While this lasts, torch does not log that an operator fails on tensors without values, which is told as well."""
+    log = logging.getLogger(fake_tensor.__name__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def where_of(node: torch.fx.Node) -> str:

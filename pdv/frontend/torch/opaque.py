@@ -26,6 +26,7 @@ from ir.ops.opaque import MOST_OPERANDS, Foreign, check_loops
 from ir.types import DType
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.registered import IN_TORCH, LOOPS
+from pdv.frontend.torch.exported_state import unlogged
 
 _REFUSED = {
     torch.Tag.nondeterministic_seeded: "it draws at random",
@@ -288,7 +289,7 @@ def _shape_results(
     Raises:
         Unsupported: if torch cannot say without values.
     """
-    with FakeTensorMode(allow_non_fake_inputs=False):
+    with unlogged(), FakeTensorMode(allow_non_fake_inputs=False):
 
         def fake(value: Value) -> Value:
             if not isinstance(value, Node):

@@ -170,3 +170,19 @@ def test_asking_leaves_buffers_as_they_are() -> None:
     module = Counting()
     load_program(module, torch.randn(4, 6))
     assert float(module.count) == 0  # type: ignore[arg-type]
+
+
+class Orthogonal(nn.Module):
+    """Torch is asked whether the first dim of its matrix may be longer, which it may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.linalg.matrix_exp(self.matrix)  # type: ignore[no-any-return]
+
+
+def test_nothing_is_logged_of_a_model_that_is_read(capfd: pytest.CaptureFixture[str]) -> None:
+    assert load_program(Orthogonal(), torch.randn(8, 4)).opaque
+    assert not capfd.readouterr().err
