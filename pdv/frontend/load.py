@@ -127,6 +127,8 @@ def check_updates(graph: Graph) -> None:
         why = ""
         if name not in read:
             why = "is overwritten, and never read"
+        elif value.is_const:
+            why = "is overwritten with a constant"
         elif value.is_leaf:
             why = f"is overwritten with {value.name or value.op.name!r} as it is"
         elif value in taken:
