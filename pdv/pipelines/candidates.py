@@ -56,6 +56,11 @@ class Candidate:
         """Times that a micro-batch takes on one stage that a step takes at least, beside one a micro-batch."""
         return self.micro_batches + self.stages - 1
 
+    @property
+    def in_order(self) -> int:
+        """Micro-batches that a stage of a 1F1B pipeline holds at once at most."""
+        return min(self.stages, self.micro_batches)
+
     def filled(self, virtual: int) -> float:
         """What a step with so many stages on each rank takes of one with a single stage.
 

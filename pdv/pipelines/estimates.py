@@ -41,6 +41,7 @@ UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory
 HELD = ("resting_bytes", "kept_bytes", "sent_bytes")  # of a profile
 BETWEEN = (0.85, 0.72)  # of what the fastest inside holds, that stages with less room may hold
 LESS = 0.93  # of the memory, that is tried next
+ABOUT = 1.5  # times the micro-batches that 1F1B holds: so many count as these, and insides are searched once for both
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,8 @@ def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     own = inside.profiles[0]
     pipeline = Pipeline(candidate.stages, mode.virtual, candidate.micro_batches, mode.order)
     flight = in_flight(pipeline, 0) / mode.virtual
+    if candidate.in_order <= flight < ABOUT * candidate.in_order:
+        flight = candidate.in_order
     left = own.entering_bytes if mode.recompute == "full" else own.kept_bytes
     left = left * ~np.array(inside.pieces.layers) if mode.recompute in HOSTED else left
     kept, left_of_it = float(own.kept_bytes.sum()), float(left.sum())

@@ -75,8 +75,8 @@ class Insides:
     def free(self, candidate: Candidate) -> Inside | None:
         """The fastest inside, whatever memory it takes; None if there is none."""
         if candidate not in self._free:
-            in_order = min(candidate.stages, candidate.micro_batches)  # as limits will have it that are asked for next
-            self._free[candidate] = self._solve(candidate, FREE, 1.0 / in_order)
+            # counted as limits will have it that are asked for next
+            self._free[candidate] = self._solve(candidate, FREE, 1.0 / candidate.in_order)
         return self._free[candidate]
 
     def within(self, candidate: Candidate, limit: float, flight: float) -> Inside | None:
