@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ir.errors import NoPlanFitsError
@@ -250,14 +250,12 @@ class Search:
     # ---- Estimates ----
 
     def _explore(self) -> None:
-        """Stages, each on one axis for each level that it spans; then micro-batches, then other meshes."""
+        """Stages, each on one axis, or one for each level that it spans; then micro-batches, then other meshes."""
         firsts: list[Estimate] = []
         others: list[Estimate] = []
         worse = 0
         for stages in self.space.stages:
-            meshes = self.space.meshes(stages)
-            mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
-            found = self._first(stages, mesh)
+            found = self._first(stages, self.space.meshes(stages)[: 1 + self.space.spans_nodes(stages)])
             best_s = min((self._hoped_s(one) for one in firsts if one.fits), default=math.inf)
             firsts += found[:1]
             others += found[1:]
@@ -279,14 +277,16 @@ class Search:
             self._descend(starts[0], self._counts)
         self._mixings = self._mixed()
 
-    def _first(self, stages: int, mesh: Mesh) -> list[Estimate]:
+    def _first(self, stages: int, meshes: Sequence[Mesh]) -> list[Estimate]:
         """Of the first guesses of micro-batches, the best first; where none is a plan, the first of fewer that is."""
 
-        def estimates(counts: Sequence[int]) -> Iterator[Estimate]:
-            return filter(None, (self.estimates.free(self.space.candidate(stages, mesh, count)) for count in counts))
+        def estimates(ways: Iterable[tuple[Mesh, int]]) -> Iterator[Estimate]:
+            return filter(None, (self.estimates.free(self.space.candidate(stages, *way)) for way in ways))
 
-        found = sorted(estimates(self.space.first_counts(stages, mesh)), key=lambda one: (not one.fits, one.step_s))
-        return found or list(itertools.islice(estimates(self.space.fewer_counts(stages)), 1))
+        firsts = estimates((mesh, count) for mesh in meshes for count in self.space.first_counts(stages, mesh))
+        fewer = estimates((mesh, count) for mesh in meshes for count in self.space.fewer_counts(stages))
+        found = sorted(firsts, key=lambda one: (not one.fits, one.step_s))
+        return found or list(itertools.islice(fewer, 1))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
         """The same on another mesh, if that is faster where memory does not matter.
