@@ -300,7 +300,9 @@ class Search:
             counts += [c for c in cut if c > count][:1] + [c for c in cut if c < count][-1:]
         for one in counts:
             other = self.space.candidate(candidate.stages, mesh, one)
-            if other in self.known or self.late:
+            if other in self.known or self.late or not self._may_win(other):
+                continue
+            if one != count and self.space.least_bytes(other.stages, one, self.space.recomputations[0]) > self.space.problem.memory_limit:
                 continue
             free, known = self.estimates.free(other), self.estimates.free(candidate)
             if free is None or known is None or not (one == count or free.promising):
@@ -344,7 +346,7 @@ class Search:
         if candidate in self.known or (self.late and self.known):
             return
         best_s, filled = self._best_s, self.space.filled(candidate)
-        if self.estimates.floors.least_s(candidate.stages, candidate.micro_batches) * filled * NEAR < best_s:
+        if self._may_win(candidate):
             found = list(self.estimates.of(candidate, best_s / filled))
             fastest = min((one for one in found if one.fits), key=lambda one: one.step_s, default=None)
             if fastest is not None and fastest.mode.virtual == 1:
@@ -352,6 +354,13 @@ class Search:
                 found += self.estimates.in_turns(fastest, BETTER * best_s)
             self.known[candidate] = found
             self._tell()
+
+    def _may_win(self, candidate: Candidate) -> bool:
+        """Whether a candidate takes less than the best so far, were all that it does computing."""
+        stages, mesh = candidate.stages, candidate.mesh
+        own = mesh if mesh in self.space.meshes(stages) else None
+        least_s = self.estimates.floors.least_s(stages, candidate.micro_batches, own)
+        return least_s * self.space.filled(candidate) * NEAR < self._best_s
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:
         """With about twice and half as many micro-batches."""

@@ -89,9 +89,9 @@ class Floors:
         found = [self._floor(one, micro_batches) for one in meshes]
         return Floor(*(min(getattr(one, name) for one in found) for name in ("busy_s", "backward_s", "again_s")))
 
-    def least_s(self, stages: int, micro_batches: int) -> float:
+    def least_s(self, stages: int, micro_batches: int, mesh: Mesh | None = None) -> float:
         """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
-        busy_s = self.of(stages, micro_batches).busy_s
+        busy_s = self.of(stages, micro_batches, mesh).busy_s
         if self.space.pinned.takes_turns:
             return busy_s
         cores = Cores.of(self.space.cluster, stages)
