@@ -83,13 +83,14 @@ class TiedTable:
     @cached_property
     def own_costs(self) -> tuple[Table, Table]:
         """[states] seconds, and bytes."""
-        found = []
-        for state in self.states:
-            seconds, memory = self._configs.resident(self.param, state.storage)
-            way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
-            (unit,) = self._units(state.storage, [state.named])
-            added_s, copied = self._kept(state.storage, int(unit))
-            found.append((seconds + float(way[0]) + added_s, memory + copied))
+        found: list[tuple[float, float]] = []
+        for storage, group in itertools.groupby(self.states, key=lambda state: state.storage):
+            named = [state.named for state in group]
+            seconds, memory = self._configs.resident(self.param, storage)
+            ways, units = self._rest_s(TiedState(storage, storage.sharding), named), self._units(storage, named)
+            for way, unit in zip(ways.tolist(), units.tolist(), strict=True):
+                added_s, copied = self._kept(storage, unit)
+                found.append((seconds + way + added_s, memory + copied))
         costs = np.array(found, dtype=np.float64).reshape(-1, 2)
         return costs[:, 0], costs[:, 1]
 
