@@ -113,9 +113,12 @@ class Insides:
         except (NoPlanFitsError, TooWideError):
             return None
         self.states += solution.states
-        made = self.made(candidate, solution)
-        self.known.setdefault(candidate, {}).setdefault(made.plan.pcg.digest, made)
-        return made
+        solution = replace(solution, realized=solution.realized or realize_solution(solution))
+        assert solution.realized is not None, "made just now"
+        known, digest = self.known.setdefault(candidate, {}), solution.realized.derived.pcg.digest
+        if digest not in known:
+            known[digest] = self.made(candidate, solution)
+        return known[digest]
 
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
         """What a solution is for a candidate."""

@@ -273,14 +273,18 @@ class Bounds:
         key = candidate.mesh.shape, candidate.micro_batches
         if key not in self._pieces:
             count, mesh = candidate.micro_batches, candidate.mesh
-            if count not in self._held:
-                source = self.estimates.source(count)
-                assert source is not None, "asked of programs that there are"
-                self._held[count] = HeldBlocks.of(source, self.space.problem)
             seconds = self.floors.of_blocks(count, mesh)
             loss_s = float(min(self.floors.losses_s(count, mesh)))
-            self._pieces[key] = even_pieces(self._held[count], seconds, mesh.num_devices, loss_s=loss_s)
+            self._pieces[key] = even_pieces(self._blocks(count), seconds, mesh.num_devices, loss_s=loss_s)
         return self._pieces[key]
+
+    def _blocks(self, micro_batches: int) -> HeldBlocks:
+        """Of the program of one micro-batch, which there is."""
+        if micro_batches not in self._held:
+            source = self.estimates.source(micro_batches)
+            assert source is not None, "asked of programs that there are"
+            self._held[micro_batches] = HeldBlocks.of(source, self.space.problem)
+        return self._held[micro_batches]
 
     def _fitting(self, candidate: Candidate, order: Order, fit: _Fit) -> Fitting | None:
         """Of stages that are whole pieces; None where passes are in halves."""
@@ -379,7 +383,8 @@ class Bounds:
             moves = Redistribution(*links, problem.bucket_bytes, copying_s(device, CALIBRATION))
             self._known[key] = KnownConfigs(self._moves.setdefault(links, moves))
         compute, known = self.space.in_step(device), self._known[key]
-        return LeastInside(problem, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
+        spans = self._blocks(candidate.micro_batches).spans
+        return LeastInside(problem, compute, candidate.inside, loss_s, source, spans, self.floors.rewrites, known)
 
 
 def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

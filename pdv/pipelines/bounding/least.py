@@ -15,7 +15,6 @@ import numpy as np
 from ir.cost_model import CostModel
 from ir.proof.repeats import Repeat
 from pdv.cost.comm import AxisLink
-from pdv.pipelines.bounding.even import spans
 from pdv.pipelines.bounding.floors import Rewrites
 from pdv.pipelines.profile import Numbers
 from pdv.problem import Problem
@@ -39,6 +38,7 @@ class LeastInside:
         axes: the links of the mesh's axes, as they are.
         loss_s: of the loss of one micro-batch on one device, at least.
         source: the program's blocks, long enough for the problem's rules.
+        spans: by block, those beside the way aside, the pieces that it is in.
         rewrites: of a plan; each block may do as written, or so.
         known: configurations of problems that differ from this one in their programs alone.
     """
@@ -48,6 +48,7 @@ class LeastInside:
     axes: Sequence[AxisLink]
     loss_s: float
     source: SourceBlocks
+    spans: Sequence[range]
     rewrites: Rewrites
     known: KnownConfigs
     _runs: dict[float, Numbers] = field(default_factory=dict)
@@ -74,11 +75,6 @@ class LeastInside:
             return np.zeros((count, count + 1))
         found[:, count] += self.loss_s
         return found
-
-    @cached_property
-    def spans(self) -> list[range]:
-        """By block, the pieces that it is in."""
-        return spans(self.source.graph, self._chains[0].blocks)
 
     @cached_property
     def _chains(self) -> list[PricedChain]:

@@ -26,6 +26,7 @@ SLICE_ENTRIES = 131_072
 MAX_AXES = 60  # of a table: NumPy allows 64
 
 WORTH_FOLDING = 2_000_000  # entries of a sum that is looked through for alike values
+WORTH_JOINING = 50_000  # entries of a sum of which small summands are first added to larger ones
 
 
 class TooWideError(Exception):
@@ -143,6 +144,8 @@ def _minimize(
     check_room(shape)
     if not factors or sizes[variable] == 0:  # no value is legal
         return np.full(shape, 0.0 if sizes[variable] else np.inf)
+    if sizes[variable] * math.prod(shape) >= WORTH_JOINING:
+        factors = _joined(factors)
     views = [_spread(factor, (variable, *neighbours)) for factor in factors]
     step = max(1, SLICE_ENTRIES // max(1, math.prod(shape)))  # a neighbour may have no value left
     room = np.empty((min(step, sizes[variable]), *shape))
@@ -157,6 +160,20 @@ def _minimize(
         least = found if least is None else np.minimum(least, found, out=least)
     assert least is not None, "a variable with values"
     return least
+
+
+def _joined(factors: Sequence[Factor]) -> list[Factor]:
+    """Fewer factors of the same sum: each is added to a larger one that has all of its variables, if there is one."""
+    left, found = sorted(factors, key=lambda factor: factor.table.size), []
+    for number, one in enumerate(left):
+        scope = set(one.variables)
+        host = next((at for at in range(number + 1, len(left)) if scope.issubset(left[at].variables)), None)
+        if host is None:
+            found.append(one)
+        else:
+            larger = left[host]
+            left[host] = Factor(larger.variables, larger.table + _spread(one, larger.variables))
+    return found
 
 
 def _spread(factor: Factor, variables: tuple[Variable, ...]) -> Table:

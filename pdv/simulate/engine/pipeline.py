@@ -217,10 +217,11 @@ def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ..
     several: where no step empties the pipeline, how many steps, behind the passes that fill it; 0: one, of stages that
     begin together.
     """
-    order = orders(pipeline) if pipeline.order not in STALE or not several else _repeated(pipeline, several)
-    begun = {one for stage in range(pipeline.stages) for one in pipeline.ahead(stage)} if not several else set()
-    final, last = pipeline.final, pipeline.stages * pipeline.virtual - 1
-    places: dict[Pass, int] = {}
+    repeats = pipeline.order in STALE and several > 0
+    order = _repeated(pipeline, several) if repeats else orders(pipeline)
+    begun = {one[:3] for stage in range(pipeline.stages) for one in pipeline.ahead(stage)} if not several else set()
+    count, final, last = pipeline.count, pipeline.final, pipeline.stages * pipeline.virtual - 1
+    places: dict[tuple[int, int, bool], int] = {}
     steps: list[OrderedPass] = []
     done = [0] * len(order)
     while True:
@@ -233,8 +234,9 @@ def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ..
                 if needed is not None and needed not in places:
                     break
                 if taken.part != "weights":  # nobody waits for those
-                    places[taken if taken.part == "all" else taken._replace(part="all")] = len(steps)
-                way = way_of(taken._replace(micro_batch=taken.micro_batch % pipeline.count), final)
+                    places[taken[:3]] = len(steps)
+                in_step = taken._replace(micro_batch=taken.micro_batch % count) if repeats else taken
+                way = way_of(in_step, final)
                 steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
@@ -263,11 +265,14 @@ def way_of(taken: Pass, final: int) -> int:
     return last if taken.micro_batch == final else first
 
 
-def _pass_before(taken: Pass, last: int) -> Pass | None:
-    """The pass whose result this one takes, if it is another stage's or comes late: of a weight's it is behind us."""
+def _pass_before(taken: Pass, last: int) -> tuple[int, int, bool] | None:
+    """Chunk, micro-batch and direction of the pass whose result this one takes, if it is another stage's or comes late.
+
+    Of a weight's it is behind us.
+    """
     chunk, micro_batch, backward, part = taken
     if part == "weights":
         return None
     if not backward:
-        return Pass(chunk - 1, micro_batch) if chunk > 0 else None
-    return Pass(chunk + 1, micro_batch, True) if chunk < last else Pass(chunk, micro_batch)
+        return (chunk - 1, micro_batch, False) if chunk > 0 else None
+    return (chunk + 1, micro_batch, True) if chunk < last else (chunk, micro_batch, False)
