@@ -356,10 +356,12 @@ class Search:
             self._tell()
 
     def _may_win(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes less than the best so far, were all that it does computing."""
-        stages, mesh = candidate.stages, candidate.mesh
+        """Whether a candidate takes less than the best so far, were all that it does computing, again if it has to."""
+        stages, count, mesh = candidate.stages, candidate.micro_batches, candidate.mesh
+        fits = self.space.least_bytes(stages, count) <= self.space.problem.memory_limit
+        keeps = fits or self.space.pinned.activations is not None
         own = mesh if mesh in self.space.meshes(stages) else None
-        least_s = self.estimates.floors.least_s(stages, candidate.micro_batches, own)
+        least_s = self.estimates.floors.least_s(stages, count, own, again=not keeps)
         return least_s * self.space.filled(candidate) * NEAR < self._best_s
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:

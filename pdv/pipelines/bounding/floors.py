@@ -89,9 +89,13 @@ class Floors:
         found = [self._floor(one, micro_batches) for one in meshes]
         return Floor(*(min(getattr(one, name) for one in found) for name in ("busy_s", "backward_s", "again_s")))
 
-    def least_s(self, stages: int, micro_batches: int, mesh: Mesh | None = None) -> float:
-        """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
-        busy_s = self.of(stages, micro_batches, mesh).busy_s
+    def least_s(self, stages: int, micro_batches: int, mesh: Mesh | None = None, *, again: bool = False) -> float:
+        """Seconds of a step that no plan is faster than: all devices at work but for filling and draining.
+
+        again: with the layers' forward twice.
+        """
+        floor = self.of(stages, micro_batches, mesh)
+        busy_s = floor.busy_s + (floor.again_s if again else 0.0)
         if self.space.pinned.takes_turns:
             return busy_s
         cores = Cores.of(self.space.cluster, stages)
