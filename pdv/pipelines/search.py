@@ -262,7 +262,8 @@ class Search:
             worse = worse + 1 if best_s < math.inf and (not found or self._hoped_s(found[0]) > WORSE * best_s) else 0
             if worse > 1 or self.late:
                 break
-        for first in sorted(firsts, key=lambda one: one.needed_bytes):  # what hardly fits is mostly slow in the end
+        # what hardly fits is mostly slow in the end
+        for first in sorted(firsts, key=lambda one: (not one.fits, self._hoped_s(one) if one.fits else one.needed_bytes)):
             self._try(first.candidate)
         for other in sorted(others, key=self._hoped_s):
             if self._hoped_s(other) * (1.0 if other.fits else AGAIN) < self._best_s:
@@ -300,7 +301,7 @@ class Search:
             counts += [c for c in cut if c > count][:1] + [c for c in cut if c < count][-1:]
         for one in counts:
             other = self.space.candidate(candidate.stages, mesh, one)
-            if other in self.known or self.late or not self._may_win(other):
+            if other in self.known or self.late or not self._may_win(other, mesh):
                 continue
             if one != count and self.space.least_bytes(other.stages, one, self.space.recomputations[0]) > self.space.problem.memory_limit:
                 continue
@@ -355,13 +356,17 @@ class Search:
             self.known[candidate] = found
             self._tell()
 
-    def _may_win(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes less than the best so far, were all that it does computing, again if it has to."""
-        stages, count, mesh = candidate.stages, candidate.micro_batches, candidate.mesh
+    def _may_win(self, candidate: Candidate, mesh: Mesh | None = None) -> bool:
+        """Whether the best so far takes longer than what a candidate computes at least, again where it has to.
+
+        On one mesh, or (None) on any: one that computes more may lead to others. Of some meshes nothing is known.
+        """
+        stages, count = candidate.stages, candidate.micro_batches
+        if candidate.mesh not in self.space.meshes(stages):
+            return True
         fits = self.space.least_bytes(stages, count) <= self.space.problem.memory_limit
-        keeps = fits or self.space.pinned.activations is not None
-        own = mesh if mesh in self.space.meshes(stages) else None
-        least_s = self.estimates.floors.least_s(stages, count, own, again=not keeps)
+        again = not fits and self.space.pinned.activations is None
+        least_s = self.estimates.floors.least_s(stages, count, mesh, again=again)
         return least_s * self.space.filled(candidate) * NEAR < self._best_s
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:
