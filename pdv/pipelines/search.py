@@ -262,8 +262,9 @@ class Search:
             worse = worse + 1 if best_s < math.inf and (not found or self._hoped_s(found[0]) > WORSE * best_s) else 0
             if worse > 1 or self.late:
                 break
-        # what hardly fits is mostly slow in the end
-        for first in sorted(firsts, key=lambda one: (not one.fits, self._hoped_s(one) if one.fits else one.needed_bytes)):
+        fitting = sorted((one for one in firsts if one.fits), key=self._hoped_s)
+        large = sorted((one for one in firsts if not one.fits), key=lambda one: one.needed_bytes)
+        for first in (*fitting, *large):  # what hardly fits is mostly slow in the end
             self._try(first.candidate)
         for other in sorted(others, key=self._hoped_s):
             if self._hoped_s(other) * (1.0 if other.fits else AGAIN) < self._best_s:
@@ -303,7 +304,8 @@ class Search:
             other = self.space.candidate(candidate.stages, mesh, one)
             if other in self.known or self.late or not self._may_win(other, mesh):
                 continue
-            if one != count and self.space.least_bytes(other.stages, one, self.space.recomputations[0]) > self.space.problem.memory_limit:
+            least_bytes = self.space.least_bytes(other.stages, one, self.space.recomputations[0])
+            if one != count and least_bytes > self.space.problem.memory_limit:
                 continue
             free, known = self.estimates.free(other), self.estimates.free(candidate)
             if free is None or known is None or not (one == count or free.promising):

@@ -21,6 +21,7 @@ Sizes = Mapping[Variable, int]
 
 # Sums are formed in slices of about so many entries, so that they stay in cache.
 SLICE_ENTRIES = 131_072
+ROW_ENTRIES = 32_768  # for one value of what is minimized over
 
 
 MAX_AXES = 60  # of a table: NumPy allows 64
@@ -147,12 +148,24 @@ def _minimize(
     if sizes[variable] * math.prod(shape) >= WORTH_JOINING:
         factors = _joined(factors)
     views = [_spread(factor, (variable, *neighbours)) for factor in factors]
+    rows = max(1, ROW_ENTRIES // max(1, math.prod(shape[1:])))
+    if not shape or rows >= shape[0]:
+        return _least(views, shape)
+    starts = range(0, shape[0], rows)
+    parts = ([view[:, at : at + rows] if view.shape[1] > 1 else view for view in views] for at in starts)
+    each = zip(parts, starts, strict=True)
+    return np.concatenate([_least(part, (min(rows, shape[0] - at), *shape[1:])) for part, at in each])
+
+
+def _least(views: Sequence[Table], shape: tuple[int, ...]) -> Table:
+    """[shape] the least over the first axis of the sum of views, which are of size one where they do not vary."""
+    count = max(len(view) for view in views)
     step = max(1, SLICE_ENTRIES // max(1, math.prod(shape)))  # a neighbour may have no value left
-    room = np.empty((min(step, sizes[variable]), *shape))
+    room = np.empty((min(step, count), *shape))
     least: Table | None = None
-    for start in range(0, sizes[variable], step):
+    for start in range(0, count, step):
         slices = [view[start : start + step] if len(view) > 1 else view for view in views]
-        total = room[: min(step, sizes[variable] - start)]
+        total = room[: min(step, count - start)]
         np.add(slices[0], slices[1] if len(slices) > 1 else 0.0, out=total)
         for one in slices[2:]:
             total += one
