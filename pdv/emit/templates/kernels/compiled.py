@@ -97,9 +97,11 @@ def _reads(part: nn.Module) -> Iterator[Read]:
 
 @cache
 def _calls(kind: type[nn.Module]) -> tuple[tuple[str, str, tuple[str | int, ...]], ...]:
-    """Of each reading of a parameter in a class's forward pass: the function, the parameter, and names and numbers."""
+    """Of each reading of a parameter in the text of a class: the function, the parameter, and names and numbers."""
+    if kind.__module__.startswith("torch."):
+        return ()
     found: list[tuple[str, str, tuple[str | int, ...]]] = []
-    for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))):
+    for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
         match call:
             case ast.Call(ast.Name(function), [ast.Attribute(ast.Name("self"), name), *how]) if function in READERS:
                 told = [ast.unparse(x).removeprefix("self.") for x in how]
