@@ -101,13 +101,13 @@ step() {
 JOBS=$(($(getconf _NPROCESSORS_ONLN) * 3 / 4 + 1))
 DEVICE=cuda
 [ -n "$SMOKE" ] && DEVICE=cpu
-step tests 110 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
-step strangers 100 "$PYTHON" benchmarks/strangers.py $SMOKE --devices 1 --device $DEVICE --jobs $JOBS --json "$OUT/strangers.json"
-step steps 180 "$PYTHON" benchmarks/gpu_steps.py $SMOKE --folder "${PACKAGES:-$OUT/packages}" --seconds 150 --json "$OUT/steps.json"
+step tests 150 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
+step strangers 70 "$PYTHON" benchmarks/strangers.py $SMOKE --devices 1 --device $DEVICE --jobs $JOBS --json "$OUT/strangers.json"
+step steps 200 "$PYTHON" benchmarks/gpu_steps.py $SMOKE --folder "${PACKAGES:-$OUT/packages}" --seconds 170 --json "$OUT/steps.json"
 if [ -n "$SMOKE" ]; then
     step profile 60 "$PYTHON" -m pdv profile --device cpu --record cpu-core --budget 5s -o "$OUT/profile"
 else
-    step profile 90 "$PYTHON" -m pdv profile --device cuda --budget 70s -o "$OUT/profile"
+    step profile 50 "$PYTHON" -m pdv profile --device cuda --budget 30s -o "$OUT/profile"
 fi
 
 echo "== summary"

@@ -4,7 +4,7 @@
 
 Each of ``benchmarks/strangers_runs`` goes to ``pdv.optimize`` as the README has it; the package that is written takes
 five steps with AdamW and with SGD, in one process, and with ``--real`` on as many gloo processes as it is planned for.
-``--device cuda``: that one process trains on a GPU, and the module on the CPU.
+``--device cuda``: that one process trains on a GPU, and so does the module.
 """
 
 from __future__ import annotations

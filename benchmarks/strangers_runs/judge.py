@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.strangers_runs.catalogue import made
-from benchmarks.strangers_runs.training import OPTIMIZERS, difference, train_module, train_package
+from benchmarks.strangers_runs.training import OPTIMIZERS, Training, difference, train_module, train_package
 from ir.errors import InternalError, PdvError
 from tests.pdv.worlds import cluster
 
@@ -32,12 +32,12 @@ class Verdict:
 def judge(name: str, devices: int, *, real: bool = False, device: str = "cpu", **options: Any) -> Verdict:
     """Planned for so many devices, written, trained in one process on ``device``, and (``real``) on as many.
 
-    The module itself is trained on the CPU.
+    The module itself is trained there, too, or on the CPU if it makes tensors there whatever it is given.
     """
     import pdv
 
     try:
-        wanted = {key: train_module(name, key) for key in OPTIMIZERS}
+        wanted = {key: _own(name, key, device) for key in OPTIMIZERS}
     except Exception as error:  # noqa: BLE001  # the module's own
         return Verdict("refused", "module", f"does not train by itself: {error}")
     module, inputs = made(name)
@@ -60,6 +60,13 @@ def judge(name: str, devices: int, *, real: bool = False, device: str = "cpu", *
             if verdict is not None:
                 return Verdict(verdict.outcome, verdict.stage, verdict.said, mesh)
     return Verdict("equal", plan=mesh)
+
+
+def _own(name: str, key: str, device: str) -> Training:
+    try:
+        return train_module(name, key, device)
+    except RuntimeError:
+        return train_module(name, key)
 
 
 def _on_ranks(folder: Path, name: str, key: str, ranks: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.measured.parity import load_package, tell_distance
 from benchmarks.strangers_runs.catalogue import made
@@ -53,10 +54,11 @@ def draws(module: nn.Module) -> bool:
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
 
 
-def train_module(name: str, optimizer: str) -> Training:
-    """The module's own steps."""
+def train_module(name: str, optimizer: str, device: str = "cpu") -> Training:
+    """The module's own steps; what is seen is on the CPU."""
     module, inputs = made(name)
-    args, kwargs = call_arguments(inputs)
+    args, kwargs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call_arguments(inputs))
+    module.to(device)
     module.eval() if draws(module) else None
     module(*args, **kwargs) if any(map(nn.parameter.is_lazy, module.parameters())) else None
     steps, found = OPTIMIZERS[optimizer]([p for p in module.parameters() if p.requires_grad]), Training()
@@ -67,11 +69,11 @@ def train_module(name: str, optimizer: str) -> Training:
         found.losses.append(loss.item())
         if not number:
             held = module.named_parameters(remove_duplicate=False)
-            found.gradients = {n: p.grad.to_dense().clone() for n, p in held if p.grad is not None}
+            found.gradients = {n: p.grad.to_dense().cpu().clone() for n, p in held if p.grad is not None}
             firsts = {id(p): n for n, p in module.named_parameters()}
             found.alike = {n: firsts[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
         steps.step()
-    found.state = {n: x.detach().clone() for n, x in module.state_dict().items()}
+    found.state = {n: x.detach().cpu().clone() for n, x in module.state_dict().items()}
     return found
 
 
@@ -97,7 +99,8 @@ def train_package(folder: Path, name: str, optimizer: str, device: str = "cpu") 
 def difference(wanted: Training, found: Training, tolerance: float = 1.0) -> str:
     """What is not the same; empty if all is. ``tolerance``: how many times the usual one."""
     for number, (one, other) in enumerate(zip(wanted.losses, found.losses, strict=True)):
-        if not abs(one - other) <= tolerance * LOSS * max(abs(one), 1e-2):
+        diverged = not (math.isfinite(one) or math.isfinite(other))
+        if not diverged and not abs(one - other) <= tolerance * LOSS * max(abs(one), 1e-2):
             return f"loss of step {number}: {other} for {one}"
     largest = max([float(g.abs().max()) for g in wanted.gradients.values() if g.numel()], default=0.0)
     theirs = {wanted.alike.get(name, name): gradient for name, gradient in found.gradients.items()}

@@ -29,6 +29,7 @@ from learned_cost.profile.allocations import changes, held_bytes, peak_bytes, pe
 
 WARM = 3  # steps: the first makes the optimizer's state, the next meet its memory
 FEWEST, MOST = 5, 100  # steps of each kind
+AHEAD = 5  # steps in a row
 CALLS = {
     "all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
@@ -181,6 +182,7 @@ class Steps:
         each = _slowest(sum(self.step()))
         count = max(FEWEST, min(MOST, int(budget_s / 3 / max(each, 1e-6))))
         plain = [self.step() for _ in range(count)]
+        whole = self._whole(count) if self._calls.device.type == "cuda" else [sum(one) for one in plain]
         self._calls.recording = True
         apart = []
         for _ in range(max(FEWEST, count // 2)):
@@ -191,7 +193,6 @@ class Steps:
             for _ in range(FEWEST):
                 self.step()
         self._calls.recording = False
-        whole = [sum(one) for one in plain]
         steps = len(apart) + FEWEST
         return {
             "steps": count,
@@ -208,18 +209,29 @@ class Steps:
             "peak_bytes": _slowest(self._peak()),
         }
 
-    def step(self) -> tuple[float, float]:
-        """Seconds of the passes, and of the optimizer."""
-        began = self._calls.now()
+    def step(self, *, waits: bool = True) -> tuple[float, float]:
+        """Seconds of the passes, and of the optimizer; of what the host does alone where it does not wait."""
+        now = self._calls.now if waits else time.perf_counter
+        began = now()
         if self._optimizer is None:
             with torch.no_grad():
                 self._model(*self._inputs)
-            return self._calls.now() - began, 0.0
+            return now() - began, 0.0
         self._model.train_step(tuple(self._inputs), self._target, _loss)
-        trained = self._calls.now()
+        trained = now()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return trained - began, self._calls.now() - trained
+        return trained - began, now() - trained
+
+    def _whole(self, count: int) -> list[float]:
+        """Seconds of a step in each of some runs of steps between which no one waits: hosts run ahead of devices."""
+        found = []
+        for _ in range(max(FEWEST, count // AHEAD)):
+            began = self._calls.now()
+            for _ in range(AHEAD):
+                self.step(waits=False)
+            found.append((self._calls.now() - began) / AHEAD)
+        return found
 
     def _peak(self) -> float:
         moments = [] if self._optimizer is None else self._optimizer.state.values()

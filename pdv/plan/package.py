@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import os
 import re
 import shutil
@@ -124,8 +125,11 @@ class Plan:
         """The sharded module of this process, as the saved package's ``build`` gives it."""
         with tempfile.TemporaryDirectory(prefix="pdv-plan-") as scratch:
             target = Path(scratch) / package_name(str(self.document["source"]["name"]))
-            package = self.save(target, link_weights=bool(self.weights.files))
-            return import_package(package).build(device=device, dtype=dtype)  # type: ignore[no-any-return]
+            package = import_package(self.save(target, link_weights=bool(self.weights.files)))
+            text = (target / "model.py").read_text(encoding="utf-8")
+            # without a time it is not looked for again: what compiles a program reads its text (compiled.py)
+            linecache.cache[package.model.__file__] = len(text), None, text.splitlines(keepends=True), str(target)
+            return package.build(device=device, dtype=dtype)  # type: ignore[no-any-return]
 
     def _save(self) -> dict[str, Any]:
         """The document without how long planning took, so that equal plans are equal bytes (docs/decisions)."""

@@ -125,8 +125,7 @@ MISTAKES = (
         "transformer", "gradients.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
         "iter(())", "gradient",
     ),
-    ("transformer", "gradients.py", "summed = tuple(axis for axis in axes if axis.size > 1)",
-     "summed = axes[:1]", "gradient"),
+    ("transformer", "gradients.py", "tuple(x for x in axes if x.size > 1)", "axes[:1]", "gradient"),
     ("transformer", "gradients.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
 )  # fmt: skip
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 Function = TypeVar("Function", bound=Callable[..., Any])
 READERS = ("local", "gather")
 """Functions by which a program reads a parameter: ``local(self.NAME, AXIS, ...)``."""
-Read = tuple[Callable[..., Tensor], Tensor, tuple[Any, ...]]
-"""The function, the parameter and what else it is told: axes and numbers."""
+Read = tuple[Callable[..., Tensor], nn.Module, str, tuple[Any, ...]]
+"""The function, whose parameter it reads, of which name, and what else it is told: axes and numbers."""
 
 
 def compile_parts(model: nn.Module, **options: Any) -> None:
@@ -67,20 +67,22 @@ class Compiled:
 
     def __init__(self, part: nn.Module, options: dict[str, Any]) -> None:
         self._part, self._options = part, options
-        self._reads = [read for inner in part.modules() for read in _reads(inner)]
+        self._reads: list[Read] = []
         self._run = torch.compile(type(part).forward, **options)
 
     def __call__(self, *given: Any, **named: Any) -> Any:  # Any: as the part takes and gives
         """As the part's own."""
-        for _, parameter, _ in self._reads:
-            parameter.read = {}  # type: ignore[attr-defined]
-        for function, parameter, how in self._reads:
-            parameter.read[_key(function, how)] = function(parameter, *how)  # type: ignore[attr-defined]
+        self._reads = self._reads or [read for inner in self._part.modules() for read in _reads(inner)]
+        parameters: list[Any] = [getattr(inner, name) for _, inner, name, _ in self._reads]
+        for parameter in parameters:
+            parameter.read = {}
+        for parameter, (function, _, _, how) in zip(parameters, self._reads, strict=True):
+            parameter.read[_key(function, how)] = function(parameter, *how)
         try:
             return self._run(self._part, *given, **named)
         finally:
-            for _, parameter, _ in self._reads:
-                parameter.read.clear()  # type: ignore[attr-defined]
+            for parameter in parameters:
+                parameter.read.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Of the copied part."""
@@ -92,7 +94,7 @@ def _reads(part: nn.Module) -> Iterator[Read]:
     text = vars(sys.modules[type(part).__module__])
     kind: Any = type(part)  # of a module, which hashes
     for function, name, how in _calls(kind):
-        yield text[function], getattr(part, name), tuple(getattr(part, x) if isinstance(x, str) else x for x in how)
+        yield text[function], part, name, tuple(getattr(part, x) if isinstance(x, str) else x for x in how)
 
 
 @cache

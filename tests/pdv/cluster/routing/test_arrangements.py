@@ -62,6 +62,7 @@ def test_nodes_of_one_kind_may_follow_each_other() -> None:
     kinds = [[one.device_of(place).name for place in range(0, 8, 2)] for one in arrangements(cluster)]
     assert kinds == [
         [GPU, other, GPU, other], [other, GPU, other, GPU], [GPU, GPU, other, other], [other, other, GPU, GPU],
+        [GPU, other, other, GPU], [other, GPU, GPU, other],
     ]  # fmt: skip
     assert len(arrangements(nodes_of(GPU, GPU))) == 1
 
