@@ -21,6 +21,7 @@ class Calibration:
         host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch), of emitted programs one
             call; on a GPU the host runs ahead, and only where kernels are shorter than this does the device wait.
         host_backward_s: the same in backward, which runs from C++; what it runs again of forward, runs from Python.
+        host_add_s: host time to add a parameter's gradient to that of the micro-batches before, a kernel of its own.
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
         turn_cpu_s: the same where processes share cores: what was received is read once its process has a core again.
@@ -48,6 +49,7 @@ class Calibration:
 
     host_forward_s: float = 1.165e-4
     host_backward_s: float = 1.77e-5
+    host_add_s: float = 1.77e-5
     host_pass_s: float = 1e-4
     turn_cpu_s: float = 10e-3
     host_step_s: float = 9.4e-4
@@ -73,12 +75,14 @@ OF_FRAMEWORKS = Calibration()
 # Emitted programs, PyTorch 2.11 on an H100 SXM (CUDA 13.0), 2026-11-23. Products of 8192 x 768 x 50257 and such: 4.6 to
 # 8.3 times as long as with a multiple of 8 where a dim is odd, 2.5 to 2.9 times where it is even; published runs, with
 # the libraries of 2022, fit more. Hosts issue kernels of plain modules without a framework's own work around each
-# (GPT-2 and BERT of so few tokens that the device waits).
+# (GPT-2 and BERT of so few tokens that the device waits). Autograd adds gradients up without Python: GPT-2 124M in four
+# micro-batches waits for its host, and takes 1.3 ms a pass more than one pass of few tokens, for 148 parameters
+# (benchmarks/results/gpu_steps_h100.json, 2026-11-28).
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
 # (benchmarks/ranking.py): their steps are off by 18 % on average, whatever their kernels' prices say.
 CALIBRATION = replace(
-    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=9.5e-5, unaligned=6.0, half_aligned=2.8, std_gain=1.0,
-    std_most=math.inf,
+    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=9.5e-5, host_add_s=9e-6, unaligned=6.0, half_aligned=2.8,
+    std_gain=1.0, std_most=math.inf,
 )  # fmt: skip
 
 

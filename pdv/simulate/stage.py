@@ -139,7 +139,7 @@ class Lowered:
         beside = self.workload.execution.overlap.gradients
         tasks = (
             *(sums.sum_tasks(issue) if sums.each_time and not beside else ()),
-            *sums.accumulation(kind.prices, issue),
+            *sums.accumulation(kind.prices, kind.segments.adds),
         )
         added = (Placed(kind.segments.made(tasks, "accumulate")),) if tasks else ()
         backward = program.last if sums.each_time and beside else program.backward

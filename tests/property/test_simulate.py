@@ -165,6 +165,7 @@ def test_quicker_hosts_never_cost_time(case: Case, share: float) -> None:
         CALIBRATION,
         host_forward_s=CALIBRATION.host_forward_s * share,
         host_backward_s=CALIBRATION.host_backward_s * share,
+        host_add_s=CALIBRATION.host_add_s * share,
         overlap_slowdown=1.0 + (CALIBRATION.overlap_slowdown - 1.0) * share,
         straggler_std=CALIBRATION.straggler_std * share,
     )

@@ -58,6 +58,7 @@ class Segments:
             picoseconds(calibration.host_forward_s) if gpu else 0,
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
+        self.adds = picoseconds(calibration.host_add_s) if gpu else 0
         waits = stages > 1 and any(device.share < 1.0 for device in links.devices)
         begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if waits else 0.0
         self.begin = picoseconds(begin_s)
