@@ -17,16 +17,17 @@ cd "$(dirname "$0")/.." || exit 2
 PYTHON=${PYTHON:-python3}
 SMOKE=
 if [ "${1-}" = --smoke ]; then SMOKE=$1 && shift; fi
-for name in ${*:-tests strangers steps profile}; do
-    case $name in
-    tests | strangers | steps | profile) ;;
+STEPS="tests strangers steps profile"
+for name in ${*:-$STEPS}; do
+    case " $STEPS " in
+    *" $name "*) ;;
     *)
         echo "usage: [OUT=DIR] [PYTHON=PROGRAM] [PACKAGES=DIR] sh benchmarks/gpu.sh [--smoke] [STEP...]" >&2
         exit 2
         ;;
     esac
 done
-WANTED=" ${*:-tests strangers steps profile} "
+WANTED=" ${*:-$STEPS} "
 if [ -z "${OUT-}" ]; then
     OUT=gpu-out
     mkdir -p "$OUT" && echo '*' >"$OUT/.gitignore"

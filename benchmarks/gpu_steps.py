@@ -230,9 +230,8 @@ def measure(package: Path, case: Case, device: torch.device) -> Row:
 
 def request_for(package: Path, device: str) -> Row:
     """What `learned_cost.profile.steps` is told of a package."""
-    document = read_document(package)
-    plan = load_plan(package, priced_by(document, None))
-    return request_of(plan, Asked(package, None), device, Cluster.from_dict(document["cluster"]))
+    plan = load_plan(package, priced_by(read_document(package), None))
+    return request_of(plan, Asked(package, None), device)
 
 
 # ---- Predictions ----

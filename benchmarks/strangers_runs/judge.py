@@ -66,6 +66,8 @@ def _own(name: str, key: str, device: str) -> Training:
     try:
         return train_module(name, key, device)
     except RuntimeError:
+        if device == "cpu":
+            raise
         return train_module(name, key)
 
 

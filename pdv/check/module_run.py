@@ -8,13 +8,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -22,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.copies import copy_with, take_apart
-from pdv.frontend.torch.draws import say_drop_paths
+from pdv.frontend.torch.draws import DROPPING, say_drop_paths
 from pdv.frontend.torch.module import resize_inputs
 
 MOST_WEIGHTS = 1 << 24  # of a module that is copied with its weights, in elements; a larger one shares them
@@ -91,18 +89,10 @@ class ModuleRun:
 class Undropped(TorchFunctionMode):
     """While this lasts, torch's dropout drops nothing."""
 
-    _PLACES: Mapping[Any, int] = MappingProxyType({
-        F.dropout: 1, torch.dropout: 1, F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10,
-        F.dropout1d: 1, F.dropout2d: 1, F.dropout3d: 1, torch.feature_dropout: 1, F.alpha_dropout: 1,
-        torch.alpha_dropout: 1, F.feature_alpha_dropout: 1, torch.feature_alpha_dropout: 1,
-        torch.lstm: 5, torch.gru: 5, torch.rnn_tanh: 5, torch.rnn_relu: 5,
-    })  # fmt: skip
-    """Functions that drop out -> the place of the probability among their arguments."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """``func`` with a probability of zero."""
         options = dict(kwargs or {})
-        if (place := self._PLACES.get(func)) is not None:
+        if (place := DROPPING.get(func)) is not None:
             name = "dropout_p" if place > 1 else "p"
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])

@@ -83,12 +83,12 @@ def bench(asked: Asked) -> Document:
     if len(cluster.nodes) > 1 or sum(group.count for group in cluster.nodes) > 1:
         count = sum(group.count for group in cluster.nodes)
         raise UsageError(f"the plan is for {count} hosts, and this is one", mend="Bench a plan of one host")
-    request = request_of(plan, asked, device, cluster)
+    request = request_of(plan, asked, device)
     answer = run_steps(asked, request, cluster.num_devices)
     return {"device": device, "record": answer["record"], **compare(plan, answer)}
 
 
-def request_of(plan: Loaded, asked: Asked, device: str, cluster: Cluster) -> Document:
+def request_of(plan: Loaded, asked: Asked, device: str) -> Document:
     """What the processes are told."""
     graph, count = plan.source.graph, plan.execution.micro_batches
     ranges = ranges_of(graph)
@@ -105,6 +105,7 @@ def request_of(plan: Loaded, asked: Asked, device: str, cluster: Cluster) -> Doc
     target = _value(shape if numbers else shape[:-1], first.type.dtype if numbers else DType.I64, count, 0, below)
     from learned_cost.devices.device import find, load_records
 
+    cluster = Cluster.from_dict(plan.document["cluster"])
     record = find(cluster.classes[0].device.name, load_records().values())
     return {
         "package": asked.directory.resolve().name, "device": device, "mode": plan.document["mode"], "inputs": inputs,

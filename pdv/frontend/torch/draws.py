@@ -36,6 +36,13 @@ DRAWING = "drawing"
 """Where the graph module of an exported program keeps the ``Drawing`` of its module."""
 _ROWS = 64  # on which a layer is tried
 _ALPHA = 1.7580993408473766  # of torch's alpha dropout: the scale of SELU, times its alpha
+DROPPING: Mapping[Callable[..., Any], int] = {
+    F.dropout: 1, torch.dropout: 1, F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10,
+    F.dropout1d: 1, F.dropout2d: 1, F.dropout3d: 1, torch.feature_dropout: 1, F.alpha_dropout: 1,
+    torch.alpha_dropout: 1, F.feature_alpha_dropout: 1, torch.feature_alpha_dropout: 1,
+    torch.lstm: 5, torch.gru: 5, torch.rnn_tanh: 5, torch.rnn_relu: 5,
+}  # fmt: skip
+"""Functions that drop out -> the place of the probability among their arguments."""
 
 
 Place = tuple[str, str]
@@ -264,7 +271,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
 class _Drops(TorchFunctionMode):
     """While this lasts, what functions that drop out draw is noted as dropout."""
 
-    _FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu")
+    _NAMES = frozenset(function.__name__ for function in DROPPING)
 
     def __init__(self, drawn: _Drawn) -> None:
         super().__init__()
@@ -274,7 +281,7 @@ class _Drops(TorchFunctionMode):
         before = len(self._drawn.noise)
         found = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if "dropout" in name or name in self._FUNCTIONS:
+        if "dropout" in name or name in self._NAMES:
             self._drawn.drops += self._drawn.noise[before:]
             del self._drawn.noise[before:]
         return found

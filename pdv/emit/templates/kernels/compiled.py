@@ -67,12 +67,13 @@ class Compiled:
 
     def __init__(self, part: nn.Module, options: dict[str, Any]) -> None:
         self._part, self._options = part, options
-        self._reads: list[Read] = []
+        self._reads: list[Read] | None = None
         self._run = torch.compile(type(part).forward, **options)
 
     def __call__(self, *given: Any, **named: Any) -> Any:  # Any: as the part takes and gives
         """As the part's own."""
-        self._reads = self._reads or [read for inner in self._part.modules() for read in _reads(inner)]
+        if self._reads is None:  # not before: a copy is made before what it holds
+            self._reads = [read for inner in self._part.modules() for read in _reads(inner)]
         parameters: list[Any] = [getattr(inner, name) for _, inner, name, _ in self._reads]
         for parameter in parameters:
             parameter.read = {}
