@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Key, NodeEstimate, Query, Work
+from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Key, NodeEstimate, Query, Work, with_rows
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.data.measured import Measurements
@@ -109,7 +109,10 @@ class KernelCosts:
     def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         described = [_describe(query) for query in queries]
         self._price(dict(named for pair in described for part in pair for named in part))
-        return [NodeEstimate(self._sum(forward), self._sum(backward)) for forward, backward in described]
+        found = [NodeEstimate(self._sum(forward), self._sum(backward)) for forward, backward in described]
+        if any(place.record.kind == "cpu" for place in self.places):
+            return found
+        return [with_rows(query, one) for query, one in zip(queries, found, strict=True)]
 
     def optimizer(self, num_bytes: float) -> Estimate:
         """Fused AdamW over a parameter, and what it costs the host beside it; analytic on GPUs, which hide that."""

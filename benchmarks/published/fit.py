@@ -31,8 +31,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "products_gpu": (1.0, 1.3),
     "attention_gpu": (0.6, 1.3),
     "traffic_gpu": (0.6, 1.3),
-    "unaligned": (2.0, 20.0),
-    "half_aligned": (2.0, 20.0),
+    "unaligned": (1.0, 4.0),
+    "half_aligned": (1.0, 8.0),
     "overlap_slowdown": (1.0, 2.0),
     "collective_efficiency": (0.5, 1.0),
 }

@@ -202,4 +202,46 @@ concat = Operator(
     fold=lambda *x, dim: np.concatenate(x, dim),
 )
 
-OPS = (chunk, slice_, concat)
+
+def _pad_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    dim, after = (cast(int, attrs[name]) for name in ("dim", "after"))
+    if after < 1:
+        raise ShapeError(f"{after} zeros behind dim {dim} of {shapes[0]}")
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = [name + "*" if i == dim else name for i, name in enumerate(names)]
+    right = ["padded*" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(left)} -> {' '.join(right)}", {"padded": shapes[0][dim] + after}
+
+
+def _pad(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    (x,), dim, after = operands, call.attrs["dim"], call.attrs["after"]
+    shape = tuple(after if i == dim else size for i, size in enumerate(x.shape[1:]))
+    return t.concat([x, t.constant(0.0, shape)], dim)
+
+
+def _tie_padding(node: Node, loops: Loops, ties: Ties) -> None:
+    """So many zeros, whatever they are behind."""
+    after = node.attr("after")
+    ties.follow(loops["padded"], (loops[f"d{node.attr('dim')}"],), lambda size: size + after, where(node))
+
+
+def _write_pad(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
+    behind = node.type.rank - 1 - node.attr("dim")
+    return call("F.pad", operands[0].text, tuple_of(("0", "0") * behind + ("0", str(node.attr("after")))))
+
+
+pad = Operator(
+    "pad",
+    _pad_loops,
+    "move",
+    attrs=("dim", "after"),
+    dims_attr="dim",
+    memory=HANDED_ON,  # a narrow view of the gradient
+    ties=_tie_padding,
+    linear=_FIRST,
+    evaluate=_pad,
+    emit=_write_pad,
+    fold=lambda x, dim, after: np.pad(x, [(0, after if i == dim else 0) for i in range(x.ndim)]),
+)
+
+OPS = (chunk, slice_, concat, pad)

@@ -20,6 +20,7 @@ Dims = tuple[Factors, ...]
 Loops = Mapping[str, Factors]
 
 _PREFIX = 16  # a slice up to here keeps its numbers, a longer one its proportions
+_SUFFIX = 64  # what a slice leaves out at the end at most, for that to stay: zeros that a dim was padded by
 
 
 @dataclass(kw_only=True)
@@ -146,6 +147,9 @@ def slice_sizes(atoms: Atoms, whole: Factors, piece: Factors, numbers: tuple[int
     elif stop == extent and start <= _PREFIX:
         atoms.at_least(whole, start + 2)
         atoms.follows(piece[0], [whole], lambda size: size - start)
+    elif start == 0 and extent - stop <= _SUFFIX < stop:
+        atoms.at_least(whole, extent - stop + 1)
+        atoms.follows(piece[0], [whole], lambda size: size - (extent - stop))
     else:
         atoms.keep(piece)
         atoms.at_least(whole, stop)

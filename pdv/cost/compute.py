@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ir.cost_model import NOTHING, Answers, Estimate, NodeEstimate, Query, Work, backward_work, forward_work
+from ir.cost_model import (
+    NOTHING,
+    Answers,
+    Estimate,
+    NodeEstimate,
+    Query,
+    Work,
+    backward_work,
+    forward_work,
+    with_rows,
+)
 from ir.types import DType, TensorType
 from pdv.cluster import Cluster, Device
 
@@ -83,7 +93,10 @@ class ComputeModel:
         return Answers(self._ask)
 
     def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
-        return [self._node(query) for query in queries]
+        found = [self._node(query) for query in queries]
+        if any(device.kind == "cpu" for device in self.devices):
+            return found
+        return [with_rows(query, one) for query, one in zip(queries, found, strict=True)]
 
     def _node(self, query: Query) -> NodeEstimate:
         op, loops, operands, result, _, wanted, number = query

@@ -102,6 +102,7 @@ EXAMPLES = (
     Example("slice", ((12, 18),), {"dim": 1, "start": 3, "stop": 10}),
     Example("concat", ((12, 2), (12, 2)), {"dim": 1}),
     Example("concat", ((5, 12), (1, 12), (2, 12)), {"dim": 0}),
+    Example("pad", ((12, 5, 12),), {"dim": 1, "after": 3}),
     Example("embedding", ((12, 12), (12, 2)), {}, {1: DType.I64}),
     Example("padded_embedding", ((12, 12), (12, 2)), {"padding_idx": 5}, {1: DType.I64}),
     Example("index_select", ((12, 2, 12), (24,)), {"dim": 1}, {1: DType.I64}),

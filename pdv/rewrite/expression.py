@@ -41,7 +41,7 @@ class Star:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """``+``, ``*``, ``/``, ``[]``, ``~`` or ``prod`` over terms."""
+    """``+``, ``*``, ``/``, ``[]``, ``~``, ``prod`` or ``short`` over terms."""
 
     sign: str
     terms: tuple[Expression, ...]
@@ -56,8 +56,8 @@ class Compound:
                 return f"{first}[{terms[1]}]"
             case "~":
                 return f"~{first}"
-            case "prod":
-                return f"prod({first})"
+            case "prod" | "short":
+                return f"{self.sign}({', '.join(map(write, self.terms))})"
         return f" {self.sign} ".join(terms)
 
 
@@ -110,6 +110,8 @@ def evaluate(expression: Expression, values: Mapping[str, object], *, exact: boo
             return _picked(evaluate(run, values), evaluate(at, values))
         case Compound("prod", (run,)):
             return math.prod(cast("tuple[int, ...]", evaluate(run, values)))
+        case Compound("short", (size, multiple)):
+            return -_whole(evaluate(size, values)) % _whole(evaluate(multiple, values))
         case Compound(sign, terms):
             return _count(sign, [_number(evaluate(term, values, exact=exact)) for term in terms], exact=exact)
         case _:
@@ -171,6 +173,12 @@ def _number(value: object) -> int | float:
     return value
 
 
+def _whole(value: object) -> int:
+    if not isinstance(value, int):
+        raise UsageError(f"{value!r} is short of something", "Whole numbers", "Write an extent or a number that is one")
+    return value
+
+
 _SIGNS = {ast.Add: "+", ast.Mult: "*", ast.Div: "/"}
 
 
@@ -195,6 +203,8 @@ def parse_expression(tree: ast.expr) -> Expression:
             return Compound(_SIGNS[type(sign)], (parse_expression(left), parse_expression(right)))
         case ast.UnaryOp(op=ast.Invert(), operand=term) | ast.Call(func=ast.Name(id="prod"), args=[term]):
             return Compound("~" if isinstance(tree, ast.UnaryOp) else "prod", (parse_expression(term),))
+        case ast.Call(func=ast.Name(id="short"), args=[size, multiple]):
+            return Compound("short", (parse_expression(size), parse_expression(multiple)))
         case ast.Subscript(value=run, slice=at):
             return Compound("[]", (parse_expression(run), parse_expression(at)))
     raise ValueError(f"{ast.unparse(tree)} is no attribute")

@@ -6,7 +6,8 @@ Left and right of ``==`` stand one or more results (``a, b == c, d``), equal one
 variable gives its dims: a symbol is one extent, the same wherever it stands; ``*s`` is any number of leading dims, the
 same wherever it stands. Attributes are literals, symbols (extents, or attribute variables where no shape has them),
 sums, products and quotients of these, or tuples. Negative dims count from the end; ``...`` in a tuple of dims stands
-for those before them, in order. ``p[q]`` are the elements of ``p`` at ``q``, ``prod(p)`` is their product. What stands
+for those before them, in order. ``p[q]`` are the elements of ``p`` at ``q``, ``prod(p)`` is their product, ``short(n,
+m)`` what ``n`` is short of the next multiple of ``m``. What stands
 behind ``~`` is computed in floats, and a number that differs from it in the seventh digit is one, too.
 
 Behind its dims a variable may say what else it is: an element type (``:i64``; without, one type for all of them),

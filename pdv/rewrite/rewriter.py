@@ -38,7 +38,7 @@ class RewriteBuilder(Builder):
         if all(operand.is_param for operand in operands):
             if op.joins and _may_join(operands, made.attr("dim")):
                 return self._join(operands, made)
-            if op.kind == "move" and not op.joins and not op.repeats:
+            if op.kind == "move" and op.strides is not None and not op.repeats:
                 return self._view(operands[0], made)
         if op.takes_range and operands[0].op is op and operands[0].attr("dim") == made.attr("dim"):
             start = operands[0].attr("start")

@@ -56,6 +56,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "index": lambda rng, values: rng.choice((0, 1, 2)),
     "start": lambda rng, values: rng.choice((0, 1, 2)),
     "stop": lambda rng, values: rng.choice((2, 3, 4)),
+    "after": lambda rng, values: rng.choice((1, 3)),
     "keepdim": lambda rng, values: rng.random() < 0.5,
     "stride": _pair((1, 1), (2, 1), (2, 2)),
     "padding": _pair((0, 0), (1, 1), (0, 1)),

@@ -155,6 +155,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("detach", ((6, 2, 12),)),
     Example("expand", ((6, 1, 2),), {"shape": (6, 6, 2)}),
     Example("chunk", ((6, 18),), {"dim": 1, "parts": 3, "index": 1}),
+    Example("pad", ((6, 5, 4),), {"dim": 1, "after": 3}),
     Example("slice", ((6, 18),), {"dim": 1, "start": 3, "stop": 10}),
     Example("concat", ((6, 2), (6, 2)), {"dim": 1}),
     Example("concat", ((6, 6), (1, 6), (2, 6)), {"dim": 0}),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work, together
+from ir.cost_model import ALIGNED, NOTHING, CostModel, Estimate, NodeEstimate, Query, Work, together
 from ir.dims import Loops
 from ir.graph import Node, unmoved
 from ir.operator import Operator
@@ -41,7 +41,6 @@ FUSED_LOSS_PASSES = (1, 2)
 # Matrices of scores that a block of the fused softmax takes, where rows are longer than 128; of others it is composed
 # (Megatron-LM, fused_kernels/scaled_upper_triang_masked_softmax.h and fused_softmax.py).
 FUSED_SCORES = 4
-ALIGNED = 8  # elements of two bytes in 16 bytes
 
 
 class Price(NamedTuple):
@@ -200,17 +199,14 @@ class InStepDevice:
         return self.calibration.products_gpu if products else self.calibration.traffic_gpu
 
     def of_rows(self, op: Operator, loops: Loops, dtype: DType) -> float:
-        """How much slower an operator's kernels are for the lengths of their rows; what was measured shows it itself.
-
-        Tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11): products in two-byte types.
-        """
+        """How much slower than the cost model says kernels are for lengths of rows, where none was measured."""
         if self.device.kind == "cpu" or dtype.itemsize != 2 or op.kind != "contraction":
             return 1.0
         shapes = [loops.shape_of(term) for term in (*loops.operands, loops.result)]
         return max(self.misaligned(shape[-1]) for shape in shapes if shape)
 
     def misaligned(self, row: int) -> float:
-        """How much slower a product in a two-byte type is for rows of so many elements."""
+        """The same of a product in a two-byte type, for rows of so many elements."""
         if row % ALIGNED == 0:
             return 1.0
         return self.calibration.unaligned if row % 2 else self.calibration.half_aligned
