@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ir.errors import DeviceError, did_you_mean
-from ir.files.plain_yaml import check_plain
+from ir.files.plain_yaml import check_plain, dump_yaml, load_yaml
 from ir.files.reading import FileKind, read_text
 
 FOLDER = Path(__file__).parent
@@ -101,7 +101,7 @@ class DeviceRecord(BaseModel):
     def to_yaml(self) -> str:
         """As a file that ``read_record`` takes."""
         data = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        return dump_yaml(data, allow_unicode=True, width=120)
 
 
 def record(name: str, folder: Path | None = None) -> DeviceRecord:
@@ -229,7 +229,7 @@ def read_record(path: Path) -> DeviceRecord:
     try:
         if path.parent != FOLDER:
             check_plain(text, str(path), DeviceError, "Write plain values")
-        data = yaml.load(text, Loader=_LOADER)  # noqa: S506  # a safe loader either way
+        data = load_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DeviceError(f"{path} is not valid YAML ({reason})", mend="Mend the syntax") from error
@@ -239,9 +239,6 @@ def read_record(path: Path) -> DeviceRecord:
         return DeviceRecord.model_validate(data)
     except ValidationError as error:
         raise _explain(path, error) from error
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is built in: ten times as fast
 
 
 @functools.cache

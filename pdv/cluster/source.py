@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from ir.errors import ClusterError, PdvError, did_you_mean
-from ir.files.plain_yaml import check_plain
+from ir.files.plain_yaml import check_plain, compose_yaml, scalar
 from ir.files.reading import FileKind, read_text, shown
 from pdv.cluster.units import ValueProblem, shorten
 
@@ -121,7 +121,7 @@ def parse_yaml(text: str, name: str) -> Source:
     """The data of YAML `text`; `name` stands for the file in messages. Raises as `read_yaml`."""
     try:
         check_plain(text, name, ClusterError, "Describe nodes and network only")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = compose_yaml(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""
@@ -153,12 +153,9 @@ def _plain(node: yaml.Node, place: Place, lines: dict[Place, int], name: str) ->
     if isinstance(node, yaml.MappingNode):
         return _plain_mapping(node, place, lines, name)
     try:
-        value: object = yaml.SafeLoader("").construct_object(node)
-    except (ValueError, yaml.YAMLError) as error:  # an integer too long, an impossible date
+        return scalar(node)
+    except ValueError as error:  # an integer too long
         raise ClusterError(f"{line}: {shorten(node.value)} cannot be read", mend="Write a plain value") from error
-    if value is not None and not isinstance(value, str | int | float | bool):
-        raise ClusterError(f"{line}: {shorten(node.value)} is neither text nor number", mend="Put it in quotes")
-    return value
 
 
 def _plain_mapping(node: yaml.MappingNode, place: Place, lines: dict[Place, int], name: str) -> dict[str, object]:

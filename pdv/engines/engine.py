@@ -200,7 +200,7 @@ def take_bool(value: object, where: str) -> bool:
     Raises:
         UsageError: if it is none.
     """
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    known = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
     if isinstance(value, bool):
         return value
     if str(value).lower() not in known:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from ir.errors import UsageError, first_line
+from ir.files.plain_yaml import load_yaml
 from ir.files.reading import parse_json
 
 UNKNOWN = "$?"  # in place of what only a run of the script would tell
@@ -37,7 +38,7 @@ def parse_yaml(text: str, engine: str) -> Any:  # Any: YAML
         UsageError: if it is none.
     """
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _unreadable(engine, "YAML", error) from error
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ir.files.plain_yaml import dump_yaml
 from ir.files.writing import make_folder, write_whole
 from pdv.cluster.description import Cluster
 from pdv.cluster.loader import build_cluster
@@ -22,7 +21,7 @@ def write_cluster(content: Mapping[str, Any], comments: Sequence[str], path: Pat
         WriteError: the file cannot be written.
     """
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    text = head + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    text = head + dump_yaml(content, allow_unicode=True, default_flow_style=None, width=120)
     cluster = build_cluster(parse_yaml(text, str(path)), path.stem)
     make_folder(path.parent)
     write_whole(path, text.encode())

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from ir.errors import UsageError
+from ir.files.plain_yaml import dump_yaml
 from pdv.engines.beside import beside_line, read_beside
 from pdv.engines.engine import (
     Change,
@@ -122,7 +121,7 @@ class Accelerate(Engine):
             sizes = {"shard": _shard(given), "copies": given.data // _shard(given), "tp": given.tp, "cp": given.cp}
             said["parallelism_config"] = {PREFIX + name: sizes[field] for name, field in SIZES.items()}
         head = beside_line(given, self.in_script(given))
-        return head + str(yaml.safe_dump(said, sort_keys=False))
+        return head + dump_yaml(said)
 
     def read(self, text: str, reading: Reading) -> Found:
         """The same back, FSDP1's and DeepSpeed's ZeRO stages too."""
@@ -142,7 +141,7 @@ class Accelerate(Engine):
                 raise UsageError(f"num_processes={devices} are not those of parallelism_config")
         if kind == "FSDP":
             settings |= _read_fsdp(take_mapping(said.get("fsdp_config") or {}, "fsdp_config"), unpriced)
-            if said.get("use_cpu") is True:
+            if take_bool(said.get("use_cpu", False), "use_cpu"):
                 settings |= {"zero": 0}
                 unpriced.append("fsdp_config (use_cpu: accelerate runs DDP)")
         if kind == "DEEPSPEED":

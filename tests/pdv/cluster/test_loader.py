@@ -49,6 +49,8 @@ BAD = {
     "deep": "nodes: " + "[" * 1000 + "]" * 1000 + "\n",
     "key-not-text": "? [a]\n: b\n",
     "date": NODE.replace("count: 2", "count: 2024-01-01"),
+    "sexagesimal": NODE.replace("count: 2", "count: 1:30"),
+    "truth-by-word": NODE + "network: {preset: ib-hdr, rails: yes}\n",
     "huge-number": NODE.replace("count: 2", "count: " + "9" * 6000),
     "zero-count": NODE.replace("count: 2", "count: 0"),
     "negative-devices": NODE.replace("devices: 8", "devices: -8"),
