@@ -79,6 +79,8 @@ def run(lowered: Lowered) -> RunResult:
     body = max(clocks.compute)
     stage.kind.engine.run((Placed(stage.tail),), clocks)
     end = max(*clocks.compute, *clocks.streams, 0)
+    if not end + outside:  # nothing runs, as of a model that returns its input: a step is a call all the same
+        outside = picoseconds(max(device.launch_latency_s for device in devices))
     for parts, at in zip(clocks.parts, clocks.compute, strict=True):
         _add(parts, WAITING, end - at)
         _add(parts, HOST, outside)

@@ -70,6 +70,24 @@ def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> N
     assert "certificate: " in explain(saved)
 
 
+@pytest.mark.parametrize("name", ["its input", "a parameter", "a constant"])
+def test_a_step_that_runs_nothing_takes_a_call_on_cpus_too(name: str) -> None:
+    """Figures by the second of a step without any would be none."""
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(8, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:  # Any: one tensor
+            return FORWARDS[name](x, self.w)
+
+    cores = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
+    plan = pdv.optimize(Module(), (torch.randn(8, 8),), cluster=cores, mode="infer")
+    assert plan.document["simulated"]["step_s"] > 0
+
+
 def test_a_plan_alone_of_tied_and_unread_parameters_is_verified(tmp_path: Path) -> None:
     import torch
 

@@ -261,7 +261,11 @@ class _Program:
         """The call that says along which axes outputs are cut, and which sizes inputs have."""
         pad = " " * 8
         shapes = [f"{string(name)}: {tuple_of(self._size_names(node))}" for node, name in inputs.items()]
-        options = [f"batch_axes={self._batch_axes_text()}", f"inputs={{{', '.join(shapes)}}}", *self._conditions()]
+        options = [
+            f"batch_axes={self._batch_axes_text()}",
+            f"inputs={{{', '.join(shapes)}}}",
+            *self._conditions(inputs),
+        ]
         options += self._running_options()
         if len(line := f"{pad}super().__init__({', '.join([*given, *options])})") <= WIDTH:
             return [line]
@@ -285,12 +289,16 @@ class _Program:
             options += ["tied=tied"] if self._tied_lines() else []
         return options
 
-    def _conditions(self) -> list[str]:
-        """What open sizes besides the batch must be: multiples of the axes that cut them, no larger than tables."""
+    def _conditions(self, inputs: Mapping[Node, str]) -> list[str]:
+        """What open sizes besides the batch must be, of axes and tables; and inputs of other types than parameters."""
         cut = {name: axes for name, axes in sorted(self._shapes.cuts_of_sizes().items()) if name != BATCH}
         cuts = ", ".join(f"{string(name)}: {tuple_of(tuple(map(string, axes)))}" for name, axes in cut.items())
         most = ", ".join(f"{string(name)}: {size}" for name, size in self._opened.most.items())
-        return [f"{name}={{{text}}}" for name, text in (("cuts", cuts), ("most", most)) if text]
+        said = [f"{name}={{{text}}}" for name, text in (("cuts", cuts), ("most", most)) if text]
+        params = [param for param in self._graph.params if param.type.dtype.is_floating]
+        types = {x.type.dtype for x in [param for param in params if param.attr("trainable")] or params}
+        others = [name for x, name in inputs.items() if x.type.dtype.is_floating and {x.type.dtype} != types]
+        return [*said, f"own_types={tuple_of(tuple(map(string, others)))}"] if others and len(types) == 1 else said
 
     def _size_names(self, node: Node) -> tuple[str, ...]:
         """``"b", 64``: the sizes of an input, open ones by name."""

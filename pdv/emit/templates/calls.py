@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -33,16 +35,15 @@ def check_inputs(
     wanted: Mapping[str, Sequence[int | str]],
     ways: Mapping[str, int],
     most: Mapping[str, int],
-    model: nn.Module,
+    model: ParallelModule,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> None:
-    """Sizes that a program names are those of its inputs.
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, in the type that the program computes in, whose sizes are those that it names.
 
     Raises:
         ValueError: if an input has others.
     """
-    del model
     named: dict[str, int] = {}
     given = {**dict(zip(wanted, args, strict=False)), **kwargs}
     for name, shape in wanted.items():
@@ -67,6 +68,32 @@ def check_inputs(
             raise ValueError(
                 f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
             )
+    cast = cast_inputs(model, given)
+    return tuple(cast.get(name, x) for name, x in zip_longest(list(wanted)[: len(args)], args)), {
+        name: cast[name] for name in kwargs
+    }
+
+
+def cast_inputs(model: ParallelModule, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Floating-point inputs in the type that a model computes in, but those that it takes in one of their own.
+
+    That is the type in which it reads its parameters, where these have one; a model without any takes all as it is.
+    """
+    own = model.own_types
+    floats = {name for name, x in given.items() if isinstance(x, Tensor) and x.dtype in _FLOATS and name not in own}
+    first = next(model.parameters(), None)  # of whose type most inputs are: all need not be looked at
+    if first is not None and model.mesh.rounding is None and all(given[name].dtype == first.dtype for name in floats):
+        return dict(given)
+    to = _type_of(model) if floats else None
+    return {name: x.to(to) if name in floats and to is not None else x for name, x in given.items()}
+
+
+def _type_of(model: ParallelModule) -> torch.dtype | None:
+    if model.mesh.rounding is not None and model.mesh.rounding.dtype is not None:
+        return model.mesh.rounding.dtype
+    tensors: list[Tensor] = [*model.parameters()] or [x for x, _ in model.mesh.origins]
+    found = {x.dtype for x in tensors if x.is_floating_point()}
+    return found.pop() if len(found) == 1 else None
 
 
 # ---- What is looked at in a call ----

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .accumulate import Given, Scales
+from .calls import cast_inputs
 from .later import LaterWeights, Turns, TwoBatches, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
@@ -54,7 +55,7 @@ class Stage(NamedTuple):
 class PipelinedModule(ParallelModule):
     """A model as a chain of stages, on the ranks of a pipeline in turn, or all on every rank, one after another.
 
-    stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
+    stages: in order. inputs, cuts, most, batch_axes, own_types: as ``ParallelModule``, of one micro-batch.
     micro_batches: in a step. order: of their passes, one of ``ORDERS``, or ``TWO_VERSIONS``.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
@@ -74,8 +75,9 @@ class PipelinedModule(ParallelModule):
         order: str = "1f1b",
         joint: Sequence[tuple[str, ...]] = (),
         tied: Sequence[Mapping[int, str]] = (),
+        own_types: Sequence[str] = (),
     ) -> None:
-        super().__init__(mesh, batch_axes, inputs, cuts, most, micro_batches)
+        super().__init__(mesh, batch_axes, inputs, cuts, most, micro_batches, own_types)
         for names in joint:
             mesh[names]
         self.order = order
@@ -271,8 +273,8 @@ class PipelinedModule(ParallelModule):
         return self._given[0].loss_of(output, number)
 
     def named(self, inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        """Inputs by their names."""
-        return dict(zip(self.takes, inputs, strict=False))
+        """Inputs by their names, in the type that the program computes in."""
+        return cast_inputs(self, dict(zip(self.takes, inputs, strict=False)))
 
     def _carried(self) -> list[tuple[str, ...]]:
         """By stage, the names of the values that pass to the next: those that one behind it takes."""

@@ -187,6 +187,7 @@ class ParallelModule(nn.Module):
     inputs: the whole shape of each; a name instead of a number is a size that may be any, the same wherever it stands.
     cuts: the axes that cut such a size, by name: it is a multiple of theirs.
     most: the largest that such a size may be, by name.
+    own_types: inputs of floats that are taken as they are; others are cast to what the model computes in.
     micro_batches: in which a step takes the batch, one after the other.
     check_every: every so many calls, ``train_step`` calls ``check_in_sync``; 0 is never.
     own_loss: outside of ``train_step``, of whose gradients ranks have parts: "mean", where each takes the mean of its
@@ -201,9 +202,10 @@ class ParallelModule(nn.Module):
         cuts: Cuts = NONE,
         most: Bounds = NONE,
         micro_batches: int = 1,
+        own_types: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.mesh, self.micro_batches, self.takes = mesh, micro_batches, tuple(inputs)
+        self.mesh, self.micro_batches, self.takes, self.own_types = mesh, micro_batches, tuple(inputs), own_types
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
         self.register_forward_pre_hook(partial(check_inputs, inputs, ways, most), with_kwargs=True)
         if mesh.rounding is not None:

@@ -151,7 +151,7 @@ class _ModelLowering:
         for value, shape in zip(inputs, self.sizes.shapes(inputs), strict=True):
             self.values[value] = self.k.builder.input(value.name or "", TensorType(shape, self._dtype(value)))
         for value in graph.initializers.values():
-            if value.uses():
+            if value.uses() or value.is_graph_output():
                 self.values[value] = self._initializer(value)
         for node in graph:
             self._node(node)

@@ -153,3 +153,35 @@ def test_another_precision_than_the_program_has_is_refused(change: str, package:
 def test_what_is_not_run_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         pdv.optimize(settled(Gpt(1)), (ids(8, 8),), cluster=cluster(1), **given)
+
+
+class Typed(torch.nn.Module):
+    """Takes one input in a type of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8).bfloat16()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """x: [b, 8] in float32, of which little is left in bfloat16; y: [b, 8] -> [b, 8]."""
+        return self.layer((x - 1000).bfloat16()) + y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"precision": "mixed"}, {"dtype": "bfloat16"}], ids=str)
+def test_inputs_of_other_floats_are_cast_to_the_type_of_compute(options: dict[str, Any]) -> None:
+    x, layer = torch.randn(4, 8), torch.nn.Linear(8, 8)
+    model = pdv.optimize(layer, (x,), cluster=cluster(2), **options).build("cpu")
+    assert torch.equal(model(x), model(x.bfloat16()))
+    assert torch.equal(model(x.double()), model(x.bfloat16()))
+    assert model.train_step(x, x.bfloat16(), lambda y, t: ((y - t).float().square().sum(), 4)) > 0
+    single = pdv.optimize(layer, (x,), cluster=cluster(2)).build("cpu", dtype=torch.float64)
+    assert single(x).dtype == torch.float64
+
+
+def test_an_input_in_a_type_of_its_own_stays_in_it() -> None:
+    given = 1000 + torch.rand(4, 8), torch.randn(4, 8)
+    module = Typed()
+    model = pdv.optimize(module, (given[0], given[1].bfloat16()), cluster=cluster(2)).build("cpu")
+    assert model.own_types == ("x",)
+    assert torch.equal(model(*given), module(given[0], given[1].bfloat16()))
+    assert torch.equal(model(given[0], y=given[1]), module(given[0], given[1].bfloat16()))

@@ -125,6 +125,19 @@ def test_cycle_is_refused(tmp_path: Path) -> None:
         load_program(save(tmp_path / "m.onnx", nodes, {"x": [4]}, {}))
 
 
+def test_an_output_may_be_a_stored_tensor(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [node("Relu", ["x"])],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size]) for name, size in (("y", 4), ("w", 3))],
+        [onnx.numpy_helper.from_array(np.ones(3, "f"), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    _, (_, stored) = load_program(tmp_path / "m.onnx").graph.outputs
+    assert (stored.op.name, stored.attr("source")) == ("param", "w")
+
+
 def test_undefined_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'ghost', which nothing defines"):
         load_program(save(tmp_path / "m.onnx", [node("Add", ["x", "ghost"])], {"x": [4]}, {}))
