@@ -15,7 +15,7 @@ import typer
 from ir.errors import ClusterError, UsageError
 from pdv import config
 from pdv.cli import bench
-from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
+from pdv.cli.output import DebugOption, JsonOption, end, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
     from learned_cost.devices.device import DeviceRecord
@@ -72,15 +72,17 @@ def validate(
     from pdv.cluster.loader import problems
 
     errors, warnings = problems(file)
-    if as_json:
-        print_json("cluster validate", valid=not errors, errors=list(errors), warnings=list(warnings))
+    found = {"valid": not errors, "errors": list(errors), "warnings": list(warnings)}
     for error in () if as_json else errors:
         print(f"error: {error}")
     for warning in () if as_json else warnings:
         print(f"warning: {warning}")
     if errors:
-        raise typer.Exit(ClusterError.exit_code)
-    if not as_json:
+        message = f"{ClusterError.slug}: {errors[0]}" + (f" (and {len(errors) - 1} more)" if errors[1:] else "")
+        end("cluster validate", ClusterError.slug, message, ClusterError.exit_code, as_json=as_json, **found)
+    if as_json:
+        print_json("cluster validate", **found)
+    else:
         print(f"{file} describes a cluster" + (f", with {len(warnings)} warnings" if warnings else ""))
 
 

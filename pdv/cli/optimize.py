@@ -14,7 +14,7 @@ from pdv import config
 from pdv.cli import values
 from pdv.cli.long.interrupt import KEPT, keeping_best
 from pdv.cli.long.progress import LogOption, QuietOption, progress_bar
-from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning
+from pdv.cli.output import DebugOption, JsonOption, end, once, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
     from pdv.cluster import Cluster
@@ -185,8 +185,6 @@ def optimize(
                 plan.save_plan(target, overwrite=overwrite)
         interrupts.ignore()
         _print(plan, target, as_json=as_json, interrupted=interrupts.stopped())
-    if interrupts.stopped():
-        raise typer.Exit(KEPT)
 
 
 def _running(
@@ -273,12 +271,15 @@ def _print(plan: Plan, target: Path | None, *, as_json: bool, interrupted: bool)
     from pdv.report.opaque import opaque_warning
     from pdv.report.summary import summarize
 
-    if as_json:
-        so_far = {"interrupted": True} if interrupted else {}
-        print_json("optimize", output=None if target is None else str(target), plan=plan.document, **so_far)
-        return
-    if warning := opaque_warning(plan.document):
-        print_warning(warning)
+    found = {"output": None if target is None else str(target), "plan": plan.document}
+    told = "interrupted: this is the best plan of what had been searched by then"
+    if not as_json:
+        if warning := opaque_warning(plan.document):
+            print_warning(warning)
+        if interrupted:
+            print_warning(told)
+        print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})
+    elif not interrupted:
+        print_json("optimize", **found)
     if interrupted:
-        print_warning("interrupted: this is the best plan of what had been searched by then")
-    print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})
+        end("optimize", "interrupted", told, KEPT, as_json=as_json, interrupted=True, **found)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,6 +30,13 @@ def print_error(
     else:
         with suppress(OSError):  # a full disk: the exit code tells all that can be told
             print(f"error: {one_line(message)}", file=sys.stderr)
+
+
+def end(command: str, slug: str, message: str, exit_code: int, *, as_json: bool, **content: object) -> NoReturn:
+    """The end of a command that has something to show and failed: with --json, the object of both."""
+    if as_json:
+        print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code}, **content)
+    raise typer.Exit(exit_code)
 
 
 def one_line(message: str) -> str:

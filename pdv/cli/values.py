@@ -202,6 +202,8 @@ def check_file(path: Path) -> None:
 
 def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Path:
     """Where the package goes, checked before the work starts: importable by name, and not there already."""
+    from pdv.plan.source import check_outside_packages
+
     path = output or Path(package_name(model))
     name = path.resolve().name
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name in NOT_PACKAGES:
@@ -211,6 +213,7 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
             f"Try {package_name(Path(name))!r}",
         )
     check_folder_of(path)
+    check_outside_packages(path)
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o: {str(path)!r} is a file", mend="Choose another name")
     if path.is_dir() and any(path.iterdir()) and not overwrite:

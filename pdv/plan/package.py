@@ -22,7 +22,7 @@ from ir.mesh import Mesh
 from pdv.guard import guarded, note
 from pdv.page import REPORT, write_page
 from pdv.plan.seal import DOCUMENT, PLAN, parse_document, write_document
-from pdv.plan.source import write_source
+from pdv.plan.source import check_outside_packages, write_source
 
 if TYPE_CHECKING:
     import torch
@@ -167,8 +167,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     """Whether a package may be written here: replaced is only what is one.
 
     Raises:
-        UsageError: saying what stands there.
+        UsageError: saying what stands there, or around it.
     """
+    check_outside_packages(target)
     if not target.exists():
         return
     if not target.is_dir():

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ir.errors import ModelError, VerificationError
+from ir.errors import ModelError, UsageError, VerificationError
 from ir.graph import Graph
 from ir.text import constants, parse_graph, print_graph
+from pdv.plan.seal import DOCUMENT
 
 GRAPH = "source.graph"
 CONSTANTS = "source.safetensors"
@@ -23,6 +24,21 @@ def write_source(graph: Graph, directory: Path) -> dict[str, str]:
 
         (directory / CONSTANTS).write_bytes(save(dict(sorted(arrays.items()))))
     return {name: file_digest(directory / name) for name in (GRAPH, CONSTANTS) if (directory / name).exists()}
+
+
+def check_outside_packages(target: Path) -> None:
+    """Whether what is written at ``target`` is no part of a package: replacing that one would take it away.
+
+    Raises:
+        UsageError: naming the package.
+    """
+    for folder in target.resolve().parents:
+        if (folder / DOCUMENT).is_file() and (folder / GRAPH).is_file():
+            raise UsageError(
+                f"{target} lies in the package {folder}",
+                "A place outside of packages",
+                f"Write it beside {folder.name}",
+            )
 
 
 def read_source(directory: Path, files: Mapping[str, str] | None = None) -> Graph:

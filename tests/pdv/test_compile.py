@@ -184,3 +184,23 @@ def test_every_model_is_planned_proved_and_replayed(name: str, mesh: dict[str, i
     assert replay(read_problem(document, plan.source), document["derivation"]).digest == plan.pcg.digest
     assert document["search"]["lower_bound"] <= document["search"]["cost"]
     assert document["proof"]["error_bound"] < 1e-6
+
+
+def test_no_package_is_written_inside_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pdv.cli.app import run
+
+    outer = base().save(tmp_path / "outer")
+    before = sorted(outer.rglob("*"))
+    for inside in (outer / "sub", outer / "checkpoints" / "sub"):
+        with pytest.raises(UsageError, match=r"lies in the package .*outer"):
+            base().save(inside)
+    (tmp_path / "jobs.yaml").write_text("jobs: [{name: a, model: m.onnx, cluster: c.yaml}]\n")
+    model = ["--arch", "gpt2", "--batch", "4", "--cluster", "examples/clusters/laptop-4.yaml"]
+    for words in (
+        ["optimize", *model, "-o", str(outer / "sub")],
+        ["plan", str(tmp_path / "jobs.yaml"), "-o", str(outer)],
+    ):
+        assert run(words) == 2
+        assert "lies in the package" in capsys.readouterr().err
+    assert sorted(outer.rglob("*")) == before
+    assert base().save(outer, overwrite=True) == outer

@@ -17,7 +17,7 @@ from ir.files.writing import make_folder, write_whole
 from pdv.cli import values
 from pdv.cli.long.interrupt import KEPT
 from pdv.cli.long.progress import LogOption, QuietOption, progress_bar
-from pdv.cli.output import DebugOption, JsonOption, one_line, print_json
+from pdv.cli.output import DebugOption, JsonOption, end, one_line, print_json
 
 if TYPE_CHECKING:
     from pdv.cli.jobs.processes import Outcome
@@ -66,11 +66,8 @@ def plan(
     if runs.interrupts and not any(outcome.plan for outcome in outcomes):
         _remove(folder)
         raise KeyboardInterrupt
-    _print(outcomes, folder, as_json=as_json)
-    if runs.interrupts:
-        raise typer.Exit(KEPT)
-    if any(outcome.exit_code for outcome in outcomes):
-        raise typer.Exit(FAILED)
+    failed = sum(bool(outcome.exit_code) for outcome in outcomes)
+    _print(outcomes, folder, failed, as_json=as_json, interrupted=runs.interrupts > 0)
 
 
 def _check_output(folder: Path, jobs: Sequence[Job], *, overwrite: bool) -> None:
@@ -79,6 +76,9 @@ def _check_output(folder: Path, jobs: Sequence[Job], *, overwrite: bool) -> None
     Raises:
         UsageError: if the packages could not go there.
     """
+    from pdv.plan.source import check_outside_packages
+
+    check_outside_packages(folder / SUMMARY)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
     values.check_folder_of(folder)
@@ -121,10 +121,21 @@ def _describe(outcome: Outcome, folder: Path) -> dict[str, Any]:  # Any: JSON
     }  # fmt: skip
 
 
-def _print(outcomes: Sequence[Outcome], folder: Path, *, as_json: bool) -> None:
-    if as_json:
-        print_json("plan", output=str(folder), jobs=[_describe(outcome, folder) for outcome in outcomes])
-        return
+def _print(outcomes: Sequence[Outcome], folder: Path, failed: int, *, as_json: bool, interrupted: bool) -> None:
+    """All that became of the jobs, and the exit code where not all went well."""
+    found = {"output": str(folder), "jobs": [_describe(outcome, folder) for outcome in outcomes]}
+    if not as_json:
+        _print_table(outcomes, folder)
+    elif not interrupted and not failed:
+        print_json("plan", **found)
+    if interrupted:
+        end("plan", "interrupted", "interrupted: what was finished was kept", KEPT, as_json=as_json, **found)
+    if failed:
+        message = f"jobs-failed: {failed} of {len(outcomes)} jobs failed; each says why"
+        end("plan", "jobs-failed", message, FAILED, as_json=as_json, **found)
+
+
+def _print_table(outcomes: Sequence[Outcome], folder: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
