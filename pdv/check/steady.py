@@ -31,10 +31,20 @@ class SteadyNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untype
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """``func``, and steady noise in place of what it drew."""
         options = kwargs or {}
+        if func is torch.ops.aten.rrelu_with_noise.default:
+            return _rrelu(**named_arguments(func, args, options))
         found = func(*args, **options)
         if (name := drawn_by(func)) not in DRAWS or not isinstance(found, Tensor):
             return found
         return found.copy_(_made(name, found, named_arguments(func, args, options)))
+
+
+def _rrelu(self: Tensor, noise: Tensor, lower: float, upper: float, training: bool, **_: Any) -> Tensor:
+    """What is negative by slopes of steady noise, which backward reads in ``noise``."""
+    slopes = torch.from_numpy(steady_uniform(tuple(self.shape))).to(noise) * (upper - lower) + lower
+    if not training:
+        slopes.fill_((lower + upper) / 2)
+    return self * noise.copy_(torch.where(self > 0, torch.ones_like(noise), slopes))
 
 
 def _made(name: str, found: Tensor, named: Mapping[str, Any]) -> Tensor:

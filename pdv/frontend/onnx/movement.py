@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import TopK, Unsupported
-from pdv.frontend.onnx.call import Call, Value, first_of_sorted
+from pdv.frontend.onnx.call import Call, Operands, Value, as_tensor, first_of_sorted
 from pdv.frontend.onnx.origins.stopped import is_detached, padding_of
 from pdv.frontend.onnx.readers import as_torch
 from pdv.frontend.onnx.readers.ids import are_from_front
@@ -164,13 +166,12 @@ def top_k(c: Call) -> tuple[Value, Value]:
 
 
 def scatter_elements(c: Call) -> Node:
-    """The k largest elements of each row, back where they were; or elements to known places."""
+    """The k largest elements of each row, back where they were; or elements to places, such as what is made of them."""
     places, values = c.inputs[1], c.inputs[2]
-    if not isinstance(places, TopK) and not isinstance(values, TopK):
-        return as_torch.scatter_elements(c)
-    if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
-        raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
-    return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)
+    if isinstance(places, TopK) and isinstance(values, TopK) and c.attrs.get("reduction", "none") == "none":
+        with suppress(Unsupported):
+            return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)
+    return as_torch.scatter_elements(replace(c, inputs=Operands([as_tensor(c.k, c.inputs[i]) for i in range(3)])))
 
 
 def constant_of_shape(c: Call) -> Node:

@@ -60,11 +60,12 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def _kept_whole() -> Iterator[None]:
-    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced, and ``AS_DROPOUT`` by dropout."""
-    before = {function: dict(function.py_kernels) for function in (*_ALWAYS, *AS_DROPOUT)}
+    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced, and some by dropout or plain noise."""
+    others = {**AS_DROPOUT, _ATEN.rrelu.default: _rrelu}
+    before = {function: dict(function.py_kernels) for function in (*_ALWAYS, *others)}
     for function in _ALWAYS:
         del function.py_kernels[DispatchKey.Autograd]
-    for function, made in AS_DROPOUT.items():
+    for function, made in others.items():
         function.py_kernels.update({DispatchKey.Autograd: made, DispatchKey.CompositeImplicitAutograd: made})
     for function in before:
         function._dispatch_cache.clear()  # noqa: SLF001  # has no public name
@@ -75,6 +76,15 @@ def _kept_whole() -> Iterator[None]:
             function.py_kernels.clear()
             function.py_kernels.update(kernels)
             function._dispatch_cache.clear()  # noqa: SLF001
+
+
+def _rrelu(
+    x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: None = None
+) -> torch.Tensor:
+    """What is negative by a slope of its own; in evaluation by their mean."""
+    del generator  # noise is the program's own
+    slope = torch.rand_like(x) * (upper - lower) + lower if training else (lower + upper) / 2
+    return torch.where(x > 0, x, x * slope)
 
 
 @contextmanager

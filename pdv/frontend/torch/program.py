@@ -267,9 +267,9 @@ class _ProgramLowering:
         value = self.values[whole]
         if not isinstance(value, tuple):
             return None
-        if value[index] is None:
-            self.unsupported[f"{whole.target} at {where_of(whole)} (output {index})"] = None
-        return value[index]
+        if value[index] is None:  # of what a reader makes its first result of alone
+            self.values[whole] = value = self._as_it_is(whole, f"output {index}")
+        return value[index] if isinstance(value, tuple) else None
 
     def _is_known(self, node: torch.fx.Node) -> bool:
         """True if the value depends on constants only, and is the same each time."""
