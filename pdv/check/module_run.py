@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -92,7 +94,11 @@ class Undropped(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """``func`` with a probability of zero."""
         options = dict(kwargs or {})
-        if (place := DROPPING.get(func)) is not None:
+        place = DROPPING.get(func)
+        if isinstance(func, OpOverload):  # of an exported program
+            name = func.overloadpacket.__name__
+            place = 4 if name == F.scaled_dot_product_attention.__name__ else 1 if "dropout" in name else None
+        if place is not None:
             name = "dropout_p" if place > 1 else "p"
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ir.builder import Builder
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.graph import Graph, Node
 from ir.types import DType
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
 
 _PROOF = (
     "of the newer exporter's files --weights FILE, with what the module had when it was exported, often has it back"
+)
+_OF_DROPOUT = (
+    "its dropout is taken for that of training alone: behind model.eval() nothing is dropped. What is planned with "
+    "--mode infer drops there, too, as is said of it"
 )
 _NOT_ASKED = "the reading was not checked, as was asked (--no-check)"
 
@@ -63,8 +66,11 @@ def read_model(
     doubts = (*program.doubts, *map(_of_sines, program.sines)) if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
-    if not train and not callable(model):  # a file, or an exported program
+    has_modes = callable(model) and not hasattr(model, "graph_module")  # no file, nor an exported program
+    if not train and not has_modes:
         program = program.map(_drawing)
+    elif not has_modes and any(map(_drops, program.graph.nodes)):
+        reading = ". ".join(part for part in (reading, _OF_DROPOUT) if part)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     note(program.graph)
     return program, reading
@@ -74,14 +80,27 @@ def _drawing(graph: Graph) -> Graph:
     """The program of what has no other mode, run as it is: what it draws, it draws in evaluation, too."""
     if not graph.draws:
         return graph
-    k = Builder()
+    from pdv.frontend import masks
+    from pdv.frontend.lowering import Lowering
+
+    k = Lowering()
+    k.drops_as_noise, k.noises = (
+        True,
+        max((int(node.attr("draw")) for node in graph.nodes if "draw" in node.attrs), default=0),
+    )
 
     def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if _drops(node):
+            return masks.dropout(k, operands[0], node.attr("p"))
         if "trains" not in node.attrs:  # of what is drawn, whether in training alone
-            return k.copy(node, operands)
-        return k.apply(node.op, operands, {**node.attrs, "trains": False}, node.name)
+            return k.builder.copy(node, operands)
+        return k.builder.apply(node.op, operands, {**node.attrs, "trains": False}, node.name)
 
-    return k.rebuild(graph, make)[0]
+    return k.builder.rebuild(graph, make)[0]
+
+
+def _drops(node: Node) -> bool:
+    return node.op.draws and bool(node.op.linear)
 
 
 def _read_proved(

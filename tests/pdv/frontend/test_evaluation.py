@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from torch._subclasses import fake_tensor
 from torch.nn import functional as F  # noqa: N812
 
 import pdv
+from pdv.config import Mode
 from pdv.frontend import load_program
 from pdv.frontend.torch.draws import AS_DROPOUT
 from pdv.plan.package import import_package
+from tests.pdv.frontend.test_onnx import node, save
 from tests.pdv.worlds import cluster
 
 
@@ -193,3 +196,24 @@ def test_nothing_is_logged_of_a_model_that_is_read(monkeypatch: pytest.MonkeyPat
     )
     assert load_program(Orthogonal(), torch.randn(8, 4)).opaque
     assert not said
+
+
+def test_dropout_of_a_file_stays_on_where_it_is_planned_as_it_is(tmp_path: Path) -> None:
+    stored = {"w": np.eye(8, dtype="f"), "ratio": np.float32(0.25), "training": np.array(True)}
+    nodes = [node("MatMul", ["x", "w"], "h"), node("Dropout", ["h", "ratio", "training"])]
+    path, x = save(tmp_path / "m.onnx", nodes, {"x": [64, 8]}, stored), torch.ones(64, 8)
+    trained, inferred = (pdv.optimize(path, cluster=cluster(2), mode=mode) for mode in ("train", "infer"))
+    assert "dropout is taken for that of training alone" in trained.document["reading"]
+    assert torch.equal(trained.build("cpu").eval()(x), x)
+    for found in (inferred.build("cpu").eval()(x).detach(), inferred.build("cpu").train()(x).detach()):
+        assert 0.1 < (found == 0).float().mean() < 0.4
+        assert found.max() == pytest.approx(1 / 0.75)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_dropout_of_an_exported_program(mode: Mode) -> None:
+    x = torch.ones(64, 8)
+    exported = torch.export.export(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.25)), (x,))
+    model = pdv.optimize(exported, cluster=cluster(2), mode=mode).build("cpu")
+    dropped = (model.eval()(x) == 0).float().mean()
+    assert dropped == 0 if mode == "train" else 0.1 < dropped < 0.4
