@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -88,17 +86,25 @@ class ModuleRun:
     second: list[Array]
 
 
+_ATEN = torch.ops.aten
+_DROPPING = DROPPING | dict.fromkeys(
+    (
+        *(_ATEN.dropout.default, _ATEN.native_dropout.default, _ATEN.feature_dropout.default),
+        *(_ATEN.alpha_dropout.default, _ATEN.feature_alpha_dropout.default),
+    ),
+    1,
+)
+_DROPPING[_ATEN.scaled_dot_product_attention.default] = 4
+"""Which argument of a function is its share, exported programs' operators included."""
+
+
 class Undropped(TorchFunctionMode):
     """While this lasts, torch's dropout drops nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """``func`` with a probability of zero."""
         options = dict(kwargs or {})
-        place = DROPPING.get(func)
-        if isinstance(func, OpOverload):  # of an exported program
-            name = func.overloadpacket.__name__
-            place = 4 if name == F.scaled_dot_product_attention.__name__ else 1 if "dropout" in name else None
-        if place is not None:
+        if (place := _DROPPING.get(func)) is not None:
             name = "dropout_p" if place > 1 else "p"
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])
