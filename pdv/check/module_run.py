@@ -87,15 +87,16 @@ class ModuleRun:
 
 
 _ATEN = torch.ops.aten
-_DROPPING = DROPPING | dict.fromkeys(
-    (
-        *(_ATEN.dropout.default, _ATEN.native_dropout.default, _ATEN.feature_dropout.default),
-        *(_ATEN.alpha_dropout.default, _ATEN.feature_alpha_dropout.default),
-    ),
-    1,
-)
-_DROPPING[_ATEN.scaled_dot_product_attention.default] = 4
-"""Which argument of a function is its share, exported programs' operators included."""
+_DROPPING: Mapping[Any, int] = {
+    **DROPPING,
+    _ATEN.dropout.default: 1,
+    _ATEN.native_dropout.default: 1,
+    _ATEN.feature_dropout.default: 1,
+    _ATEN.alpha_dropout.default: 1,
+    _ATEN.feature_alpha_dropout.default: 1,
+    _ATEN.scaled_dot_product_attention.default: 4,
+}
+"""Which argument of a function is its share, operators of exported programs included."""
 
 
 class Undropped(TorchFunctionMode):
