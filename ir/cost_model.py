@@ -106,6 +106,14 @@ def with_rows(query: Query, found: NodeEstimate) -> NodeEstimate:
     return NodeEstimate(*(part if part.source == "measured" else part.times(slower) for part in found))
 
 
+class Group(NamedTuple):
+    """Operators that a compiler runs as one kernel, who reads whose result, and the part of their traffic left then."""
+
+    queries: tuple[Query, ...]
+    edges: tuple[tuple[int, int], ...]
+    traffic: float
+
+
 @dataclass(frozen=True)
 class Answers:
     """What a cost model ``says`` of queries, each asked once, those that are new together."""
@@ -134,6 +142,9 @@ class CostModel(Protocol):
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """Estimates, one for each query."""
+
+    def fused(self, groups: Sequence[Group]) -> list[float]:
+        """The part that each takes as one kernel of what its operators take one by one."""
 
     def optimizer(self, num_bytes: float) -> Estimate:
         """AdamW's step for one parameter, of which a device holds ``num_bytes``."""

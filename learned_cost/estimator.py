@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Key, NodeEstimate, Query, Work, with_rows
+from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Group, Key, NodeEstimate, Query, Work, with_rows
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.data.measured import Measurements
@@ -38,6 +38,7 @@ MOVED_STD = 0.3  # of measured collectives: two runs of gloo on one machine, all
 OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
 NO_RECORD = "no record of the device"
+COMPILER = "inductor"
 
 
 class Predictor(Protocol):
@@ -113,6 +114,34 @@ class KernelCosts:
         if any(place.record.kind == "cpu" for place in self.places):
             return found
         return [with_rows(query, one) for query, one in zip(queries, found, strict=True)]
+
+    def fused(self, groups: Sequence[Group]) -> list[float]:
+        """By the network's word of the compiled group and of its kernels; by traffic where it has none."""
+        if self.predictor is None or any(not place.known for place in self.places):
+            return [group.traffic for group in groups]
+        known: dict[Key, float] = {}
+        for key, group in zip(keys := [_group_key(group) for group in groups], groups, strict=True):
+            if key not in known:
+                parts = [kernel for query in group.queries for kernel in _forward(query)]
+                whole = len(parts) == len(group.queries)
+                known[key] = (self._share(parts, group) if whole else None) or group.traffic
+        return [known[key] for key in keys]
+
+    def _share(self, parts: Sequence[Kernel], group: Group) -> float | None:
+        """Forward, on the slowest place; None where a kernel is out of range."""
+        assert self.predictor is not None
+        traffic = group.traffic * sum(kernel.bytes for kernel in parts)
+        compiled = tuple(replace(kernel, stack=COMPILER) for kernel in parts)
+        asked = [Subgraph(compiled, group.edges, True, traffic), *map(Subgraph.of, parts)]
+        taken = []
+        for place in self.places:
+            answer = self.predictor.predict(asked, place.record)
+            if not answer.in_range.all():
+                return None
+            one, *alone = np.exp(np.asarray(answer.mean_log_s, dtype=np.float64)).tolist()
+            taken.append((one / place.pace, sum(alone) / place.pace))
+        together, apart = (max(times) for times in zip(*taken, strict=True))
+        return float(f"{min(1.0, together / apart):.{DIGITS}g}")
 
     def optimizer(self, num_bytes: float) -> Estimate:
         """Fused AdamW over a parameter, and what it costs the host beside it; analytic on GPUs, which hide that."""
@@ -220,11 +249,19 @@ def _mean(estimate: Estimate) -> float:
 def _describe(query: Query) -> tuple[list[Named], list[Named]]:
     """The kernels forward and backward, by name."""
     op, loops, operands, result, attrs, wanted, number = query
-    forward = forward_kernels(op, loops, operands, result, attrs)
+    forward = _forward(query)
     backward = () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
     if number:
         forward, backward = (tuple(in_format(kernel, number) for kernel in part) for part in (forward, backward))
     return [(kernel.key, kernel) for kernel in forward], [(kernel.key, kernel) for kernel in backward]
+
+
+def _group_key(group: Group) -> Key:
+    return tuple(query.key for query in group.queries), group.edges, group.traffic
+
+
+def _forward(query: Query) -> tuple[Kernel, ...]:
+    return forward_kernels(query.op, query.loops, query.operands, query.result, query.attrs)
 
 
 def _loss(output: TensorType) -> list[Kernel]:

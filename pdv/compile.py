@@ -58,6 +58,7 @@ def optimize(
     products: str = config.PRODUCTS,
     offload: str = config.OFFLOAD,
     allow: Sequence[str] = (),
+    compiled: bool = False,
     memory_limit: float | None = None,
     search: str = config.SEARCH,
     mesh: Mapping[str, int] | None = None,
@@ -99,6 +100,7 @@ def optimize(
         offload: what is in the host's memory: "optimizer" (with what is trained), "activations" (what layers keep for
             backward), "all", or "none".
         allow: what a search may take besides, where it is faster or nothing else fits: "fp8", "offload".
+        compiled: the program is one that `build` has torch.compile compile, part by part, and is priced so.
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
         mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
@@ -146,7 +148,7 @@ def optimize(
     of_whole = pinned if how.stages in (None, 1) else None  # a mesh of the cluster has other axes than a stage's
     problems = ask(program.graph, devices, pins=pinned if predicates else of_whole, rules=used)
     units = [entry.device for entry in devices.classes]
-    choices = read_choices(products, offload, allow, mode, how, program.graph, units)
+    choices = read_choices(products, offload, allow, mode, how, program.graph, units, compiled=compiled)
     how = with_activations(how, offload, allow, mode, units)
 
     def others(chosen: Choice, rules: Any, graph: Graph, cluster: Cluster) -> list[Problem]:

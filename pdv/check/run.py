@@ -121,7 +121,12 @@ def observe(
         torch.set_default_dtype(before)
 
 
+def _as_written(model: Any, **options: Any) -> None:
+    """What is checked is the text; that it is compiled to the same is torch's to see to."""
+
+
 def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> tuple[Observed, Observed | None]:
+    package.Model.compile = _as_written
     model = package.build("cpu")
     model.eval()  # no masks of dropout are drawn, nor by the source
     model.evaluation.is_checked = True

@@ -54,6 +54,9 @@ Offload = Annotated[
     str,
     typer.Option("--offload", help="What is in the host's memory: none, optimizer, activations (of layers), all."),
 ]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Plan a program that torch.compile compiles, part by part, when it is built.")
+]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
 PinsFile = Annotated[Path | None, typer.Option(help="What to fix or forbid: a YAML file (docs/pins.md).")]
@@ -119,6 +122,7 @@ def optimize(
     products: ProductFormat = config.PRODUCTS,
     offload: Offload = config.OFFLOAD,
     allow: Allowed = None,
+    compiled: Compiled = False,
     memory_limit: MemoryLimit = None,
     mesh: MeshSizes = None,
     pins: PinsFile = None,
@@ -155,7 +159,7 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute, slices
-    about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow
+    about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow, compiled
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -172,7 +176,7 @@ def optimize(
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, precision=precision, products=products, offload=offload, allow=allow or (),
-            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            compiled=compiled, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, freeze=freeze or (), weights=weights, progress=progress,
             watch=Watch(progress.tell, interrupts.stopped),

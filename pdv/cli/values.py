@@ -36,6 +36,7 @@ RECORDED: Mapping[str, object] = {
     "--products": config.PRODUCTS,
     "--offload": config.OFFLOAD,
     "--allow": None,
+    "--compile": False,
     "--memory-limit": None,
     "--mesh": None,
     "--pins": None,
@@ -229,6 +230,6 @@ def command_line(model: Path | None, cluster: Path, options: Mapping[str, object
     chosen: list[str] = []
     for name, value in options.items():
         for one in value if isinstance(value, list) else [] if value == RECORDED[name] else [value]:
-            chosen += [name, str(one)]
+            chosen += [name] if one is True else [name, str(one)]
     file = [] if model is None else [model.name]
     return shlex.join(["pdv", "optimize", *file, "--cluster", cluster.name, *chosen])

@@ -15,6 +15,7 @@ from ir.cost_model import (
     NOTHING,
     Answers,
     Estimate,
+    Group,
     NodeEstimate,
     Query,
     Work,
@@ -87,6 +88,10 @@ class ComputeModel:
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """By arithmetic and traffic alone."""
         return self._answers.nodes(queries)
+
+    def fused(self, groups: Sequence[Group]) -> list[float]:
+        """By traffic alone."""
+        return [group.traffic for group in groups]
 
     @cached_property
     def _answers(self) -> Answers:

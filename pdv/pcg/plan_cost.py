@@ -105,7 +105,7 @@ def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]])
         for (node, splits), is_free in zip(asked, free, strict=True)
         if not is_free
     ]
-    answers = iter(zip(queries, estimate_nodes(problem.compute, queries, problem.products), strict=True))
+    answers = iter(zip(queries, estimate_nodes(problem.compute, queries, problem.products, problem.fused), strict=True))
     costs = []
     for (node, splits), is_free in zip(asked, free, strict=True):
         if is_free:

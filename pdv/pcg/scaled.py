@@ -14,6 +14,7 @@ from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.pcg.units import NUMBERED
 from pdv.problem.formats import Format, Products
+from pdv.problem.fused import Fused
 
 COPIED_BYTES = 4.0  # an element in bfloat16, read and written: what casts are priced by
 
@@ -28,8 +29,13 @@ def _is_in_layer(matrix: Node) -> bool:
     return matrix.is_param and NUMBERED.match(str(matrix.attr("name"))) is not None
 
 
-def estimate_nodes(compute: CostModel, queries: Sequence[Query], products: Products | None) -> list[NodeEstimate]:
-    """What the cost model says; of products in a narrow format with their casts."""
+def estimate_nodes(
+    compute: CostModel, queries: Sequence[Query], products: Products | None, fused: Fused | None = None
+) -> list[NodeEstimate]:
+    """What the cost model says; of products in a narrow format with their casts, of what is fused its share."""
+    if fused is not None:
+        found = estimate_nodes(compute, queries, products)
+        return [fused.of(query, one) for query, one in zip(queries, found, strict=True)]
     if products is None:
         return compute.nodes(queries)
     taken = [is_narrow(query, products) for query in queries]

@@ -183,6 +183,8 @@ def _field_key(problem: Problem, name: str) -> object:
             return [f"{rule.name}: {rule.equation}" for rule in problem.rules]
         case "products":
             return problem.products and (problem.products.format, sorted(map(str, problem.products.kept)))
+        case "fused":
+            return problem.fused and problem.fused.identity
         case "pins":  # those that a caller gave have a text of their own
             return problem.pins.gathers is allow_none
         case "mesh":

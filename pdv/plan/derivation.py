@@ -21,6 +21,7 @@ from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
 from pdv.plan.running import (
     ACCUMULATE,
+    COMPILE,
     OFFLOAD,
     OFFLOAD_ACTIVATIONS,
     RECOMPUTE,
@@ -57,6 +58,7 @@ BINDINGS = {
     ROUND: {"to", "parameters", "gradients", "moments"},
     OFFLOAD: {"to"},
     SCALE: {"format"},
+    COMPILE: set(),
 }
 MAY_BIND = {STAGE: {"ranks", "staleness"}}
 

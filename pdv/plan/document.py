@@ -163,7 +163,7 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         sized = tuple(_axis_link(axis.size, link) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = trusted_rules(document["laws"])
-        kept = read_types(source, document["derivation"])
+        kept = read_types(source, document["derivation"], compute)
         problem = Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices), **kept)
         return with_host(problem, devices)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:

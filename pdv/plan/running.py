@@ -15,6 +15,8 @@
                   moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
     offload       parameters rest in the host's memory, where the optimizer keeps its moments and steps; forward reads
                   copies, which are the identity in the proof.
+    compile       parts of the program run as torch.compile makes them: the same operators, of which element-wise ones
+                  in a row are one kernel. It is the identity in the proof, and given, not searched.
     scale         products with these matrices are of factors in a narrow format, cast as they are multiplied, forward
                   and backward; a cast is the identity in the proof.
 
@@ -27,12 +29,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from ir.cost_model import CostModel
 from ir.errors import ShardingError, UsageError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.rows import what_joins_rows
 from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running, Scaled
+from pdv.pcg.fused import fused_of
 from pdv.pcg.in_slices import in_slices
 from pdv.pcg.scaled import products_of
 from pdv.pcg.spread import spread_to_pcg
@@ -40,6 +44,7 @@ from pdv.pcg.units import joins_unit
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
 from pdv.problem.formats import EMITTED_FORMATS, Products
+from pdv.problem.fused import Fused
 from pdv.problem.precision import MASTER, PRECISIONS, ROUNDED, Precision
 from pdv.problem.recomputation import HOSTED, WHOLE
 from pdv.problem.workload import (
@@ -63,9 +68,9 @@ from pdv.search.meshes import BestPlan
 
 ACCUMULATE, STAGE, SLICE = "accumulate", "stage", "slice"
 RECOMPUTE, OFFLOAD_ACTIVATIONS = "recompute", "offload-activations"
-ROUND, OFFLOAD, SCALE = "round", "offload", "scale"
-TYPES = (ROUND, OFFLOAD, SCALE)
-"""Steps that say in which types a plan is run, and where what it trains rests, in their order."""
+ROUND, OFFLOAD, SCALE, COMPILE = "round", "offload", "scale", "compile"
+TYPES = (ROUND, OFFLOAD, SCALE, COMPILE)
+"""Steps that say in which types a plan is run, where what it trains rests, and if it is compiled, in their order."""
 RUNNING = (ACCUMULATE, STAGE, SLICE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
 HOST = "host"
 
@@ -75,9 +80,12 @@ class TypesOfRun(TypedDict):
 
     precision: Precision
     products: Products | None
+    fused: Fused | None
 
 
 ONE_TYPE = "parameters that rest otherwise than they are read"
+PARTS = ["parts"]
+"""What is compiled: each block that a model repeats, or all of it (``model.compile``)."""
 LAYERS = ["layers"]
 """What is computed again, or has what it keeps on the host: the model's repeated layers (``pdv.schedule.pieces``)."""
 
@@ -137,12 +145,18 @@ def scale_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
     return [{"rule": SCALE, "bindings": {"format": problem.products.format.name}, "sites": sites}]
 
 
+def compile_steps(problem: Problem) -> list[dict[str, Any]]:
+    """The step that says that the program is compiled."""
+    return [] if problem.fused is None else [{"rule": COMPILE, "bindings": {}, "sites": PARTS}]
+
+
 def type_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
     """All that a plan, whose rewritten graph is ``graph``, says of the types in which it runs."""
-    return [*round_steps(problem), *offload_steps(problem), *scale_steps(problem, graph)]
+    typed = [*round_steps(problem), *offload_steps(problem), *scale_steps(problem, graph)]
+    return [*typed, *compile_steps(problem)]
 
 
-def read_types(source: Graph, steps: Sequence[Step]) -> TypesOfRun:
+def read_types(source: Graph, steps: Sequence[Step], compute: CostModel) -> TypesOfRun:
     """In which types, and where, training keeps parameters, and which products are narrower, by a derivation's steps.
 
     Raises:
@@ -154,7 +168,8 @@ def read_types(source: Graph, steps: Sequence[Step]) -> TypesOfRun:
     require(formats <= set(EMITTED_FORMATS) and len(formats) < 2, f"products are in {sorted(formats)}")
     chosen = [products_of(source, EMITTED_FORMATS[name]) for name in formats]
     kept = replace(PRECISIONS["mixed" if ROUND in rules else "as-emitted"], on_host=OFFLOAD in rules)
-    return {"precision": kept, "products": next(iter(chosen), None)}
+    fused = fused_of(source, compute) if COMPILE in rules else None
+    return {"precision": kept, "products": next(iter(chosen), None), "fused": fused}
 
 
 def read_running(
@@ -170,7 +185,8 @@ def read_running(
     typed = [{name: step[name] for name in ("rule", "bindings", "sites")} for step in steps if step["rule"] in TYPES]
     require(
         typed == type_steps(problem, graph),
-        "round and offload are of all parameters, and of the types that training has; scale of all matrices of layers",
+        "round and offload are of all parameters, and of the types that training has; scale of all matrices of layers; "
+        "compile of all parts",
     )
     own = [step for step in steps if step["rule"] in RUNNING and step["rule"] not in TYPES]
     if not own:
@@ -296,5 +312,5 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
     return Running(
         stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload,
-        moments=execution.moments,
+        moments=execution.moments, compiled=problem.fused is not None,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ir.errors import PdvError, UsageError, VerificationError
 from ir.files.reading import FileKind, parse_json
 
 FORMAT_VERSION = 2  # major: raised when a field changes its meaning or vanishes, or a new one is needed
-FORMAT_MINOR = 1  # raised with fields that a reader may leave aside; written as `format_minor` from 1 on
+FORMAT_MINOR = 2  # raised with fields that a reader may leave aside; written as `format_minor` from 1 on
 DOCUMENT = "plan.json"
 PLAN = FileKind(1 << 27, VerificationError, wanted="Plan again")
 CHECKSUM = "checksum"

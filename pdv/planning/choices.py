@@ -16,6 +16,7 @@ from pdv import config
 from pdv.cluster import Device
 from pdv.cluster.units import MEMORY
 from pdv.memory import StepMemory
+from pdv.pcg.fused import fused_of
 from pdv.pipelines.pinned import Pinned
 from pdv.planning.products import ALLOWED, read_formats
 from pdv.planning.search import LEAST_S, SearchResult
@@ -32,14 +33,16 @@ ALLOW_OFFLOAD = "offload"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Of a plan; ``on_host``: what it trains, and the optimizer, are in the host's memory."""
+    """Of a plan; ``on_host``: what it trains, and the optimizer, are in the host's memory; ``compiled``: it runs so."""
 
     products: Products | None
     on_host: bool = False
+    compiled: bool = False
 
     def of(self, problem: Problem, devices: Sequence[Device]) -> Problem:
         """The problem with it, on such devices."""
-        problem = replace(problem, products=self.products)
+        fused = fused_of(problem.graph, problem.compute) if self.compiled else None
+        problem = replace(problem, products=self.products, fused=fused)
         return offloaded(problem, devices) if self.on_host else problem
 
 
@@ -51,6 +54,8 @@ def read_choices(
     pinned: Pinned,
     graph: Graph,
     devices: Sequence[Device],
+    *,
+    compiled: bool = False,
 ) -> tuple[Choice, ...]:
     """All that is to be searched, by how much it changes.
 
@@ -74,7 +79,7 @@ def read_choices(
     formats = read_formats(products, allowed_formats, mode, pinned, graph, devices)
     gains = _gains(allow, mode, devices) and pinned.schedule not in STALE and pinned.slices is None
     ways = (True,) if offload in {OPTIMIZER, ALL} else (False, True) if gains else (False,)
-    return tuple(Choice(one, on_host) for on_host in ways for one in formats)
+    return tuple(Choice(one, on_host, compiled) for on_host in ways for one in formats)
 
 
 def with_activations(

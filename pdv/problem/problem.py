@@ -20,6 +20,7 @@ from pdv.cluster.host import Host, slowest_host
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink, joint_link
 from pdv.problem.formats import Products
+from pdv.problem.fused import Fused
 from pdv.problem.precision import AS_EMITTED, Precision, step_estimate
 from pdv.rewrite.rule import Rule
 
@@ -95,6 +96,7 @@ class Problem:
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
     ``versions``: of parameters, that a step keeps (PipeDream-2BW has two).
     ``products``: those of layers that multiply in a narrower format, if any do.
+    ``fused``: what operators take of a program that is compiled, if it is.
     ``host``: a device's part of its host, where that is asked for (``precision.on_host``).
     """
 
@@ -118,6 +120,7 @@ class Problem:
     precision: Precision = AS_EMITTED
     versions: int = 1
     products: Products | None = None
+    fused: Fused | None = None
     host: Host | None = None
 
     def __post_init__(self) -> None:

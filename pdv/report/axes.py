@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdv.plan.running import ACCUMULATE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, SLICE, STAGE
+from pdv.plan.running import ACCUMULATE, COMPILE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, SLICE, STAGE
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -47,7 +47,8 @@ def _types(steps: Sequence[Document]) -> list[str]:
     words += ["activations on the host"] if OFFLOAD_ACTIVATIONS in rules else []
     words += ["mixed precision"] if ROUND in rules else []
     words += ["optimizer on the host"] if OFFLOAD in rules else []
-    return words + [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]
+    words += [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]
+    return words + ["compiled"] * (COMPILE in rules)
 
 
 def _pipeline(steps: Sequence[Document]) -> list[str]:

@@ -171,7 +171,7 @@ def workload_of_plan(
         axes = stage_links(cluster, problem.mesh, stages.count)
         # the limits and pins of the plan's own cluster are none here
         own = Problem(problem.graph, problem.mesh, axes[0], ComputeModel.of(cluster), problem.mode)
-        kept = replace(own, precision=problem.precision, products=problem.products)
+        kept = replace(own, precision=problem.precision, products=problem.products, fused=problem.fused)
         problem = with_host(kept, [entry.device for entry in cluster.classes])
     work = _workload(problem, derived, cluster, stages, loaded.execution, axes)
     return work if compute_of is None else replace(work, compute_of=compute_of)

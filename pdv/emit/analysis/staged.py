@@ -50,6 +50,8 @@ class Running:
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
     offload: bool = False
     """Whether parameters rest in the host's memory, where the optimizer steps."""
+    compiled: bool = False
+    """Whether it is compiled when it is built."""
     moments: int = 1
     """Slices of a micro-batch in time, which pass the stages one by one; 1: none."""
     ranks: tuple[int, ...] = ()

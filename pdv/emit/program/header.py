@@ -65,6 +65,7 @@ def _precision(running: Running) -> str:
     kept = f"{ROUNDED.torch_name}, of parameters, gradients and moments in {MASTER.torch_name} (rounding.py)"
     parts = [kept] if running.masters else []
     parts += [f"products of layers in {running.scaled.format} (float8.py)"] if running.scaled else []
+    parts += ["compiled part by part (torch.compile)"] if running.compiled else []
     return "; ".join(parts)
 
 

@@ -331,8 +331,14 @@ class _Program:
             *([f"    {ON_HOST}"] if offload else []),
             '    """',
             *_mesh_lines(f"{{{sizes}}}, device{stages}{self._placed_text()}{compute}{offload}"),
-            '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
+            *self._made('Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))'),
         ]
+
+    def _made(self, model: str) -> list[str]:
+        """What is returned; of a plan that is compiled, once it is said that it is to be."""
+        if not self._running.compiled:
+            return [f"    return {model}"]
+        return [f"    model = {model}", "    model.compile()  # part by part, when each runs first", "    return model"]
 
     def _placed_text(self) -> str:
         """Where its ranks stand, and in which groups they sum."""

@@ -241,8 +241,11 @@ class Floors:
                     new.append((known, shape))
                     extents = dict(zip(node.loops.extents, shape, strict=True))
                     queries.append(Query.of(node, replace(node.loops, extents=extents), train=True))
-        products = self.space.problem.products
-        prices = [estimate_nodes(self.space.in_step(device), queries, products) for device in self.devices]
+        problem = self.space.problem
+        prices = [
+            estimate_nodes(self.space.in_step(device), queries, problem.products, problem.fused)
+            for device in self.devices
+        ]
         for (known, shape), *each in zip(new, *prices, strict=True):
             known[shape] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
 

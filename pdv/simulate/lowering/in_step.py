@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ir.cost_model import NOTHING, Answers, CostModel, Estimate, NodeEstimate, Query, backward_work
+from ir.cost_model import NOTHING, Answers, CostModel, Estimate, Group, NodeEstimate, Query, backward_work
 from ir.types import TensorType
 from pdv.cluster import Device
 from pdv.simulate.calibration import CALIBRATION
@@ -39,6 +39,10 @@ class InStep:
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """As the simulator prices them."""
         return self._answers.nodes(queries)
+
+    def fused(self, groups: Sequence[Group]) -> list[float]:
+        """The model's."""
+        return self.compute.fused(groups)
 
     @cached_property
     def _answers(self) -> Answers:
