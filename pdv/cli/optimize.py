@@ -122,7 +122,7 @@ def optimize(
     products: ProductFormat = config.PRODUCTS,
     offload: Offload = config.OFFLOAD,
     allow: Allowed = None,
-    compiled: Compiled = False,
+    compile: Compiled = False,  # noqa: A002  # as it is written
     memory_limit: MemoryLimit = None,
     mesh: MeshSizes = None,
     pins: PinsFile = None,
@@ -159,7 +159,7 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute, slices
-    about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow, compiled
+    about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow, compile
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -176,7 +176,7 @@ def optimize(
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, precision=precision, products=products, offload=offload, allow=allow or (),
-            compiled=compiled, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            compiled=compile, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, freeze=freeze or (), weights=weights, progress=progress,
             watch=Watch(progress.tell, interrupts.stopped),
