@@ -21,6 +21,7 @@ from learned_cost.collectives.model import CollectiveModel
 from learned_cost.collectives.physics import LINKS, Facts, facts_of
 from learned_cost.collectives.rows import Cases, Floats, Ints, cases_of, distinct
 from learned_cost.collectives.score import MEASURED, POINTS, after_points, score
+from learned_cost.collectives.systems import NOISE
 from learned_cost.data.dataset import read_folder
 
 SMOKE_SYSTEMS = 3
@@ -132,7 +133,7 @@ def luckiest(model: CollectiveModel, cases: Cases, log_s: Floats) -> float:
     errors = []
     for _ in range(DRAWS):
         points = random.choice(len(rows), POINTS, replace=False)
-        inside = matrix[np.ix_(points, points)] + model.noise * np.eye(POINTS)
+        inside = matrix[np.ix_(points, points)] + NOISE * np.eye(POINTS)
         told = matrix[:, points] @ np.linalg.solve(inside, missed[points])
         rest = np.setdiff1d(np.arange(len(rows)), points)
         errors.append(float(np.abs(np.expm1(told - missed))[rest].mean()))

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from learned_cost.collectives.physics import facts_of, physics
 from learned_cost.collectives.process import Points, Theta, Vocabulary, covariance, points_of
 from learned_cost.collectives.rows import Cases, Floats, Ints, cases_of
+from learned_cost.collectives.systems import NOISE, deviations
 from learned_cost.data.table import Table
 from learned_cost.weights import SHIPPED, Weights, load_weights
 
 STEP = 0.5  # of the grid of sizes that a curve is computed at, in doublings
 NEAREST = 48  # knots that a curve's variance is computed from
-REST = 0.3  # part of what systems share that knots leave open; measurements of a system may move it
 LEAST_STD = 0.01
-# Of a system that nothing is known of, this much of the variance is taken off: too high by a factor is a larger
+# Of a system that was not trained on, this much of the variance is taken off: too high by a factor is a larger
 # relative error than too low by it. Chosen by leaving systems out (0 gives 30.8 %, 0.2 30.2, 0.5 30.8).
 LOWER = 0.2
-FEATURES = "collectives-2"  # changes whenever the same numbers would mean something else
+FEATURES = "collectives-3"  # changes whenever the same numbers would mean something else
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class CollectiveModel:
         knots: where the correction is known; weights: of each knot.
         calibration: factors on the deviations, "known" for systems of the training and "new" for others.
         measured: of a system, given later.
+        lowered: whether systems that were not trained on are estimated below the middle (``LOWER``).
     """
 
     numbers: Floats
@@ -63,6 +64,7 @@ class CollectiveModel:
     calibration: Mapping[str, float]
     identity: str = ""
     measured: Measured | None = None
+    lowered: bool = True
     _curves: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict, repr=False)
 
     def predict(self, rows: Table) -> tuple[Floats, Floats]:
@@ -103,16 +105,14 @@ class CollectiveModel:
         """As ``adapt``, of cases."""
         vocabulary = self.vocabulary.copy()
         points, missed = self._points(cases, vocabulary)[1], self.missed(cases, log_s)
-        matrix = covariance(points, points, self.theta, shared=REST)
-        matrix[np.diag_indices_from(matrix)] += self.noise
+        matrix = deviations(points, points)
+        matrix[np.diag_indices_from(matrix)] += NOISE
         inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
         return replace(self, vocabulary=vocabulary, measured=Measured(points, inverse @ missed, inverse), _curves={})
 
     def missed(self, cases: Cases, log_s: Floats) -> Floats:
-        """Log error of each case, its system counted as one that will be known of, so that no estimate is lowered."""
-        vocabulary = self.vocabulary.copy()
-        self._points(cases, vocabulary)
-        return log_s - replace(self, vocabulary=vocabulary, measured=None, _curves={}).price(cases)[0]
+        """Log error of each case before any measurement of its system, no estimate lowered."""
+        return log_s - replace(self, measured=None, lowered=False, _curves={}).price(cases)[0]
 
     @property
     def noise(self) -> float:
@@ -120,9 +120,9 @@ class CollectiveModel:
         return float(np.exp(2.0 * self.theta["noise"]))
 
     def prior(self, cases: Cases) -> Floats:
-        """[cases, cases] covariance before any measurement of their systems, as the model would be given some."""
+        """[cases, cases] covariance of systems' deviations before any measurement of them."""
         points = self._points(cases, self.vocabulary.copy())[1]
-        return covariance(points, points, self.theta, shared=REST)
+        return deviations(points, points)
 
     def _points(self, cases: Cases, vocabulary: Vocabulary) -> tuple[Floats, Points]:
         facts = facts_of(cases)
@@ -146,11 +146,12 @@ class CollectiveModel:
         known = bool(self.known(head)[0])
         scale = self.calibration["known" if known else "new"]
         if self.measured is not None:
-            toward = covariance(points, self.measured.points, self.theta, shared=REST)
+            toward = deviations(points, self.measured.points)
             mean += toward @ self.measured.weights
             told = np.einsum("ij,jk,ik->i", toward, self.measured.inverse, toward)
-            variance = np.maximum(variance - told, 0.1 * variance)
-        if self._system_codes(head)[0] < 0:
+            if told.any():
+                variance = np.minimum(variance, np.maximum(deviations(points, points).diagonal() - told, 1e-4))
+        if self.lowered and not known:
             mean -= LOWER * variance
         bound = facts_of(many).bound
         std = np.maximum(np.sqrt(variance + self.noise) * scale, LEAST_STD)

@@ -1,7 +1,7 @@
 """What collectives take by physics: steps of latency, bytes over links, and the bound that nothing beats.
 
 t = a + b + c sqrt(a b): ``a`` latency (a start, and steps), ``b`` bytes on the wire at the rate that the link sustains;
-the last term is the ramp between (protocols that trade latency for bandwidth). Some 60 parameters, by library, link and
+the last term is the ramp between (protocols that trade latency for bandwidth). Some 80 parameters, by library, link and
 collective, are fitted by ``learned_cost.collectives.fit``.
 """
 
@@ -46,6 +46,10 @@ START: Mapping[str, tuple[float, ...]] = {
     "ramp_link": (0.0,) * K,
     "ramp_collective": (0.0,) * C,
 }
+EXPERTS_OF_A_TOKEN = 8  # DeepSeek's, which DeepEP was written for
+COPIED = 16.0  # bytes that an SM moves in a cycle, about (28 GB/s at 1.8 GHz)
+NO_STEP, NEVER = 1e-9, -50.0  # in place of none, and of its log
+BETWEEN = LINKS.index("between")
 PARAMETERS = sum(len(values) for values in START.values())
 
 
@@ -56,20 +60,24 @@ class Facts:
     Attributes:
         library, link, collective: classes, as indices.
         wire: log seconds of the bytes on the wire at the link's nominal rate; bound: log of the least seconds.
-        steps: log of the ring's steps.
+        inner: class of the link within a node; steps: log of the ring's steps over it; hops: over links between nodes.
+        copy: log seconds that the SMs which copy take, where their number is known.
         others: by name, for the correction.
     """
 
     library: Ints
     link: Ints
+    inner: Ints
     collective: Ints
     wire: Floats
     bound: Floats
     steps: Floats
+    hops: Floats
     devices: Floats
     nodes: Floats
     in_switch: Floats
     blocks: Floats
+    copy: Floats
     size: Floats
     rate: Floats
     clock: Floats
@@ -92,39 +100,75 @@ def facts_of(cases: Cases) -> Facts:
     names = [COLLECTIVES.index(name) if name in COLLECTIVES else _nearest(name) for name in heads.collective]
     n = np.maximum(cases.n, 2.0)
     collective = _spread_levels(names, codes, int)
-    reduces = collective == COLLECTIVES.index("all_reduce")
-    direct = np.isin(collective, [COLLECTIVES.index(name) for name in ("send_recv", "all_to_all", *EXPERTS)])
-    sends = collective == COLLECTIVES.index("send_recv")
-    experts = np.isin(collective, [COLLECTIVES.index(name) for name in EXPERTS])
-    share = np.where(reduces, 2.0, 1.0) * np.where(sends, 1.0, (n - 1) / n)
-    steps = np.where(direct, 1.0, np.where(reduces, 2.0, 1.0) * (n - 1))
-    rate, kind = (
-        _spread_levels([link.rate for link in links], codes, float),
-        _spread_levels([k.kind for k in links], codes, int),
-    )
+    library = _spread_levels([library_class(name) for name in heads.library], codes, int)
+    apart = _spread_levels([link.kind != link.inner for link in links], codes, bool)
+    ports = _spread_levels([link.ports for link in links], codes, float)
+    rate = _spread_levels([link.rate for link in links], codes, float)
+    clock = _spread_levels([link.clock for link in links], codes, float)
+    blocks = _spread_levels([blocks_used(name) for name in heads.library], codes, float)
+    traffic = _traffic(collective, library, n, np.where(apart, np.maximum(cases.nodes, 2.0), 1.0), ports)
     switched = _spread_levels([link.switched for link in links], codes, bool)
-    adds = switched & reduces & (rate >= 400e9)  # NVLink 4's switches can add
-    integer = _spread_levels([name == "int8" for name in heads.dtype], codes, bool)  # but not integers, in NCCL
-    wire = np.log(share * cases.bytes / rate)
-    # Bytes that each device sends at least: an adding switch halves an all-reduce; a token for several experts of one
-    # device is sent once, eight experts at most.
-    least = np.where(adds, np.minimum(share, 1.0), np.where(experts, share / 8.0, share))
+    # NVLink 4's switches can add (but not integers, in NCCL), which halves the bytes of an all-reduce.
+    adds = switched & (collective == COLLECTIVES.index("all_reduce")) & (rate >= 400e9)
+    integer = _spread_levels([name == "int8" for name in heads.dtype], codes, bool)
+    least = np.where(adds, np.minimum(traffic.least, 1.0), traffic.least)
+    copying = traffic.copied * cases.bytes / (np.maximum(blocks, 1.0) * COPIED * clock)
     return Facts(
-        _spread_levels([library_class(name) for name in heads.library], codes, int),
-        kind,
+        library,
+        _spread_levels([link.kind for link in links], codes, int),
+        _spread_levels([link.inner for link in links], codes, int),
         collective,
-        wire,
+        np.log(traffic.share * cases.bytes / rate),
         np.log(least * cases.bytes / rate),
-        np.log(steps),
+        np.log(np.maximum(traffic.steps, NO_STEP)),
+        traffic.hops,
         np.log2(n),
         np.log2(cases.nodes),
         np.where(adds & (n >= 8) & ~integer, 1.0, 0.0),
-        np.log(np.maximum(_spread_levels([blocks_used(name) for name in heads.library], codes, float), 1.0) / 20.0)
-        * _spread_levels([blocks_used(name) > 0 for name in heads.library], codes, float),
+        np.log(np.maximum(blocks, 1.0) / 20.0) * (blocks > 0),
+        np.where(blocks > 0, np.log(copying), NEVER),
         np.log2(cases.bytes),
         np.log2(rate),
-        np.log2(_spread_levels([link.clock for link in links], codes, float)),
+        np.log2(clock),
     )
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Of each case: parts of its bytes that a device sends over the link, at least, and copies; steps and hops."""
+
+    share: Floats
+    least: Floats
+    copied: Floats
+    steps: Floats
+    hops: Floats
+
+
+def _traffic(collective: Ints, library: Ints, n: Floats, nodes: Floats, ports: Floats) -> _Traffic:
+    """``nodes``: 1 where all devices share one link. A ring passes every device of a node before it leaves by all its
+    ports; libraries go from node to node by a tree. Experts' bytes count a token once for each of its experts; DeepEP's
+    kernels for throughput send it once to every node, or device of a node, that has one of them.
+    """
+    direct = np.isin(collective, [COLLECTIVES.index(name) for name in ("send_recv", "all_to_all", *EXPERTS)])
+    sends = collective == COLLECTIVES.index("send_recv")
+    experts = np.isin(collective, [COLLECTIVES.index(name) for name in EXPERTS])
+    passes = np.where(collective == COLLECTIVES.index("all_reduce"), 2.0, 1.0)
+    apart = nodes > 1
+    groups = np.where(apart, nodes, n)
+    part = np.where(apart & ~direct, (n - 1) / n, (groups - 1) / groups)
+    part = np.where(experts & (library == LIBRARIES.index("deepep")), part * _once(groups), part)
+    share = np.where(sends, 1.0, passes * part / np.where(direct, 1.0, ports))
+    steps = np.where(direct, np.where(apart, 0.0, 1.0), passes * (np.where(apart, np.ceil(n / nodes), n) - 1))
+    # At least: eight experts of a token on one device hear of it at once.
+    least = np.where(experts, (groups - 1) / groups / EXPERTS_OF_A_TOKEN, share)
+    copied = np.where(experts, _once(n) * np.where(apart, 2.0, 1.0), share)  # what comes from a node is handed on in it
+    return _Traffic(share, least, copied, steps, np.where(apart, passes * np.log2(nodes), 0.0))
+
+
+def _once(groups: Floats) -> Floats:
+    """The share left of bytes to a token's experts, drawn alike, if each of the groups is sent the token once."""
+    reached: Floats = -np.expm1(EXPERTS_OF_A_TOKEN * np.log1p(-1 / groups)) * groups
+    return reached / EXPERTS_OF_A_TOKEN
 
 
 def _nearest(name: str) -> int:
@@ -159,16 +203,16 @@ def physics(numbers: Floats, facts: Facts) -> tuple[Floats, Floats]:
     p = unpack(numbers)
     lib, link, coll = facts.library, facts.link, facts.collective
     power = np.clip(p["step_power"], 0.1, 1.2)[lib]
-    latency = np.exp(p["start"][lib]) + np.exp(p["step"][link] + p["step_library"][lib] + power * facts.steps)
+    step = np.exp(p["step"][facts.inner] + power * facts.steps) + np.exp(p["step"][BETWEEN]) * facts.hops
+    latency = np.exp(p["start"][lib]) + np.exp(p["step_library"][lib]) * step
     logit = (
         p["efficiency"][link]
         + p["efficiency_collective"][coll]
         + p["efficiency_library"][lib]
         + p["efficiency_devices"][link] * (facts.devices - 1.0)
-        + p["blocks"][0] * facts.blocks
     )
     efficiency = -np.logaddexp(0.0, -logit) + p["in_switch"][0] * facts.in_switch + p["nodes"][0] * facts.nodes
-    moving = np.exp(facts.wire - efficiency)
+    moving = np.exp(np.maximum(facts.wire - efficiency, facts.copy - p["blocks"][0]))
     between = np.exp(p["ramp"][lib] + p["ramp_link"][link] + p["ramp_collective"][coll]) * np.sqrt(latency * moving)
     total = latency + moving + between
     return np.log(total), (latency + 0.5 * between) / total

@@ -108,27 +108,27 @@ def points_of(cases: Cases, facts: Facts, share: Floats, vocabulary: Vocabulary)
     )
 
 
-def covariance(one: Points, two: Points, theta: Theta, *, shared: float = 1.0, narrow: bool = False) -> Floats:
-    """[one, two] of the process without noise; ``shared`` scales what systems have in common, ``narrow`` is float32."""
+def covariance(one: Points, two: Points, theta: Theta, *, narrow: bool = False) -> Floats:
+    """[one, two] of the process without noise; ``narrow`` is float32."""
     e = {key: float(np.exp(value)) for key, value in theta.items()}
     result: NDArray[Any] = np.empty((len(one), len(two)), dtype=np.float32 if narrow else np.float64)  # Any: width
     block = max(1, 2_000_000 // max(len(two), 1))
     for begin in range(0, len(one), block):
         rows = slice(begin, begin + block)
-        result[rows] = _block(one.take(rows), two, e, shared)
+        result[rows] = _block(one.take(rows), two, e)
     return result
 
 
-def _block(one: Points, two: Points, e: Mapping[str, float], shared: float) -> Floats:
+def _block(one: Points, two: Points, e: Mapping[str, float]) -> Floats:
     kind = _other(one, two, "library") * e["library"] + _other(one, two, "collective") * e["collective"]
     width = np.abs(one.size[:, None] - two.size[None, :])
     counts = kind + sum(_gap(one, two, name, e[name]) for name in ("devices", "nodes", "blocks"))
     device = np.exp(-0.5 * (counts + (width / e["device_size"]) ** 2))
-    total = shared * e["device"] ** 2 * ~_other(one, two, "device") * device
+    total = e["device"] ** 2 * ~_other(one, two, "device") * device
     far = counts + _gap(one, two, "rate", e["rate"]) + _gap(one, two, "clock", e["clock"])
     far += _other(one, two, "link") * e["link"] + (width / e["shared_size"]) ** 2
     far += _gap(one, two, "share", e["shared_share"])
-    total += shared * e["shared"] ** 2 * np.exp(-0.5 * far)
+    total += e["shared"] ** 2 * np.exp(-0.5 * far)
     apart = _other(one, two, "system")
     if not apart.all():
         total += np.where(apart, 0.0, _within(one, two, e, kind, width))

@@ -154,8 +154,9 @@ class LinkFacts:
     """How a case's devices are joined.
 
     Attributes:
-        kind: index into ``LINKS``.
+        kind: index into ``LINKS``, of the slowest link on the way; inner: of that within a node.
         rate: bytes/s per device and direction.
+        ports: of a node that a ring over whole nodes sends by at once, at that rate.
         switched: each reaches every other at the full rate (NVSwitch), and from NVLink 4 on the switch can add.
         clock: of the devices, Hz.
     """
@@ -164,6 +165,8 @@ class LinkFacts:
     rate: float
     switched: bool
     clock: float
+    inner: int
+    ports: float = 1.0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -174,23 +177,28 @@ def link_facts(gpu: str, interconnect: str, n: float, nodes: float) -> LinkFacts
     clock = (record.boost_hz or 1.8e9) if record else 1.8e9
     within, _, across = name.partition(";")
     if record is not None and record.kind == "cpu":
-        return LinkFacts(LINKS.index("memory"), record.memory_bandwidth_bytes_per_s, switched=False, clock=clock)
+        memory = LINKS.index("memory")
+        return LinkFacts(memory, record.memory_bandwidth_bytes_per_s, switched=False, clock=clock, inner=memory)
     nvlink, pcie = re.search(r"nvlink-?(\d)", within), re.search(r"pcie(\d)(?:x(\d+))?", within)
     paired = "pair" in within or "bridge" in within
     switched = "nvswitch" in within or "nvl72" in within
     rack = "nvl72" in within
-    if nvlink and (n <= 2 or not paired) and (nodes <= 1 or rack):
-        rate = NVLINK.get(nvlink.group(1), NVLINK["5"])
+    joined = nvlink is not None and (n <= 2 or not paired)
+    if nvlink and joined:
+        kind, rate = LINKS.index("nvlink"), NVLINK.get(nvlink.group(1), NVLINK["5"])
         if record and record.link and "nvlink" in record.link.lower() and record.link_bytes_per_s:
             rate = record.link_bytes_per_s
-        return LinkFacts(LINKS.index("nvlink"), rate, switched, clock)
-    if nodes > 1:
-        return LinkFacts(LINKS.index("between"), _between(across, record), switched=False, clock=clock)
-    if pcie:
+    elif pcie:
+        kind = LINKS.index("pcie")
         rate = PCIE.get(pcie.group(1), PCIE["5"]) * (float(pcie.group(2)) / 16.0 if pcie.group(2) else 1.0)
-        return LinkFacts(LINKS.index("pcie"), rate, switched=False, clock=clock)
-    rate = (record.link_bytes_per_s or record.host_link_bytes_per_s or DEFAULT_LINK) if record else DEFAULT_LINK
-    return LinkFacts(LINKS.index("nvlink" if rate > 100e9 else "pcie"), rate, switched=False, clock=clock)
+    else:
+        rate = (record.link_bytes_per_s or record.host_link_bytes_per_s or DEFAULT_LINK) if record else DEFAULT_LINK
+        kind = LINKS.index("nvlink" if rate > 100e9 else "pcie")
+    if nodes > 1 and not (joined and rack):
+        ports = np.ceil(n / nodes) if switched else 1.0  # boxes with switches have a port a device, others one a node
+        between = LINKS.index("between")
+        return LinkFacts(between, _between(across, record), switched=False, clock=clock, inner=kind, ports=float(ports))
+    return LinkFacts(kind, rate, switched and joined, clock, inner=kind)
 
 
 def _between(across: str, record: DeviceRecord | None) -> float:

@@ -11,12 +11,14 @@ import numpy as np
 
 from learned_cost.collectives.model import CollectiveModel, load_collective_model
 from learned_cost.collectives.rows import Cases, Floats, Ints, cases_of, distinct
+from learned_cost.collectives.systems import NOISE
 from learned_cost.data.table import Table
 
 POINTS = 3
 # By label: points that are measured, of the system or of each (collective, library).
 MEASURED = {"after_3_points": (POINTS, False), "after_10_points": (10, False), "after_3_points_each": (POINTS, True)}
 CANDIDATES = 600  # that are weighed for each choice
+EXCHANGES = 1  # times that each chosen point is weighed anew beside the others
 WIDTH = 1.645  # deviations of a 90 % interval
 
 
@@ -82,16 +84,21 @@ def _design(model: CollectiveModel, cases: Cases, rows: Ints, points: int) -> In
     if len(first) > CANDIDATES:
         kept = np.linspace(0, len(first) - 1, CANDIDATES).astype(np.int64)
         first, weight = first[kept], weight[kept]
-    matrix = model.prior(some.take(first))
+    count = min(points, len(rows) - 1, len(first))
+    return np.sort(rows[first[_most_telling(model.prior(some.take(first)), weight, count)]])
+
+
+def _most_telling(prior: Floats, weight: Ints, count: int) -> list[int]:
+    """Greedily, then each chosen anew beside the others: after which the weighted variance left is least."""
     chosen: list[int] = []
-    for _ in range(min(points, len(rows) - 1, len(first))):
-        gain = (weight[:, None] * matrix**2).sum(axis=0) / (matrix.diagonal() + model.noise)
-        gain[chosen] = -1.0
-        best = int(np.argmax(gain))
-        chosen.append(best)
-        column = matrix[:, best]
-        matrix = matrix - np.outer(column, column) / (matrix[best, best] + model.noise)
-    return np.sort(rows[first[chosen]])
+    for turn in range(count * (1 + EXCHANGES)):
+        others = chosen if turn < count else chosen[1:]
+        inside = prior[np.ix_(others, others)] + NOISE * np.eye(len(others))
+        left = prior - prior[:, others] @ np.linalg.solve(inside, prior[others])
+        gain = (weight[:, None] * left**2).sum(axis=0) / (np.maximum(left.diagonal(), 0.0) + NOISE)
+        gain[others] = -1.0
+        chosen = [*others, int(np.argmax(gain))]
+    return chosen
 
 
 def score(mean: Floats, std: Floats, log_s: Floats) -> dict[str, float]:

@@ -41,3 +41,15 @@ def test_nodes_and_devices_of_each_are_filled_in() -> None:
     assert (cases.per_node[0], cases.nodes[0]) == (8, 2)
     cases = cases_of(rows_table([{**shared, "n_devices": 16, "n_nodes": -1, "devices_per_node": 4}]))
     assert np.array_equal(cases.nodes, [4])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "interconnect", "inner", "ports"),
+    [
+        ("A100-SXM4-80GB", "NVLink3+NVSwitch; IB between nodes", "nvlink", 8),
+        ("GTX1080Ti", "PCIe3 tree; IB FDR between nodes", "pcie", 1),
+    ],
+)
+def test_a_ring_leaves_a_node_by_its_ports(gpu: str, interconnect: str, inner: str, ports: int) -> None:
+    found = link_facts(gpu, interconnect, 16, 2)
+    assert (LINKS[found.kind], LINKS[found.inner], found.ports) == ("between", inner, ports)
