@@ -104,6 +104,13 @@ class BlockPricer:
             found[key] = [self._solve(key, number, price) for number in range(len(self.variants[key]))]
         return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
 
+    def least(self, key: str) -> float:
+        """Seconds of a kind of block at least, whatever is before and behind it."""
+        if key not in self.variants:
+            self._explore(self._first[key])
+        tables = [self._solve(key, number, 0.0).table for number in range(len(self.variants[key]))]
+        return min((float(table.min(initial=math.inf)) for table in tables), default=math.inf)
+
     def fixed(self, ties: Ties) -> BlockPricer:
         """The same variants, with loose parameters fixed."""
         found = BlockPricer(self.problem, self.blocks, self.configs, ties, self.late, limit=self._limit)

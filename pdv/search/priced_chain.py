@@ -129,6 +129,10 @@ class PricedChain:
         """What no derivation takes less than, bytes priced: of ``at_price`` the bound that it begins with."""
         return self._stages.bounded(price).value + price * self.whole_bytes
 
+    def least_of(self, key: str) -> float:
+        """Seconds of a kind of block at least, by itself."""
+        return self._stages.least(key)
+
     def steps(self, price: float) -> list[Table]:
         """By block [sinks of the one before, sinks], what it costs at least, bytes priced."""
         return self._stages.bounded(price).path.steps

@@ -51,15 +51,16 @@ COMING = 0.75  # of what rests while the only micro-batch runs forward: gradient
 class Cell:
     """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any.
 
-    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, or one within memory; the
-    latter at so many ``prices`` of it.
+    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, ``kinds`` of whose blocks are
+    solved, a whole one, or one within memory; the last at so many ``prices`` of it.
     """
 
     stages: int
     counts: tuple[int, ...]
     mesh: Mesh | None = None
-    by: Literal["even", "free", "within"] = "even"
+    by: Literal["even", "part", "free", "within"] = "even"
     prices: int = 0
+    kinds: int = 0
 
     @property
     def asks(self) -> bool:
@@ -154,6 +155,8 @@ class Bounds:
                 yield from ((self._even_s(stages, group, mesh), Cell(stages, group, mesh)) for group in groups)
         elif cell.by == "even" and len(counts) > 1:
             yield self._free_s(stages, mesh, counts), replace(cell, by="free")
+        elif len(counts) == 1 and cell.by in ("even", "part") and self._has_more(cell):
+            yield self._part_s(stages, mesh, counts[0], cell.kinds + 1), replace(cell, by="part", kinds=cell.kinds + 1)
         elif len(counts) == 1:
             prices = cell.prices + (cell.by == "within") if math.isfinite(self.space.room) else len(PRICES)
             yield self._within_s(stages, mesh, counts[0], prices), replace(cell, by="within", prices=prices)
@@ -195,6 +198,20 @@ class Bounds:
         floor = self.floors.of(stages, counts[0], mesh)
         whole_s = max(inside.at(0.0) * counts[0] / stages, floor.busy_s)
         return self._step_s(stages, counts, self._spread_s(stages, counts, whole_s), floor.backward_s)
+
+    def _has_more(self, cell: Cell) -> bool:
+        """Whether there are more kinds of blocks than the next one, behind which the inside is whole."""
+        assert cell.mesh is not None, "asked of cells on one mesh"
+        inside = self._inside(cell.stages, cell.counts[0], cell.mesh)
+        return inside is not None and cell.kinds + 1 < len(inside.kinds)
+
+    def _part_s(self, stages: int, mesh: Mesh, micro_batches: int, kinds: int) -> float:
+        """An inside of which so many kinds of blocks are solved, whatever memory it takes."""
+        inside = self._inside(stages, micro_batches, mesh)
+        assert inside is not None, "it has blocks"
+        floor = self.floors.of(stages, micro_batches, mesh)
+        whole_s = max(inside.roughly(kinds) * micro_batches / stages, floor.busy_s)
+        return self._step_s(stages, (micro_batches,), self._spread_s(stages, (micro_batches,), whole_s), floor.backward_s)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int, prices: int = len(PRICES)) -> float:
         """The same of one number of micro-batches, each stage within its memory, or with layers run again.
@@ -383,8 +400,12 @@ class Bounds:
             moves = Redistribution(*links, problem.bucket_bytes, copying_s(device, CALIBRATION))
             self._known[key] = KnownConfigs(self._moves.setdefault(links, moves))
         compute, known = self.space.in_step(device), self._known[key]
-        spans = self._blocks(candidate.micro_batches).spans
-        return LeastInside(problem, compute, candidate.inside, loss_s, source, spans, self.floors.rewrites, known)
+        held = self._blocks(candidate.micro_batches)
+        forward, backward, _ = self.floors.of_blocks(candidate.micro_batches, candidate.mesh)
+        own = (forward + backward)[held.apart :]
+        return LeastInside(
+            problem, compute, candidate.inside, loss_s, own, source, held.spans, self.floors.rewrites, known
+        )
 
 
 def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

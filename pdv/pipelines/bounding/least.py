@@ -37,6 +37,7 @@ class LeastInside:
         compute: what prices kernels as they run within a step.
         axes: the links of the mesh's axes, as they are.
         loss_s: of the loss of one micro-batch on one device, at least.
+        floors: by block, those beside the way aside, what it computes at least.
         source: the program's blocks, long enough for the problem's rules.
         spans: by block, those beside the way aside, the pieces that it is in.
         rewrites: of a plan; each block may do as written, or so.
@@ -47,6 +48,7 @@ class LeastInside:
     compute: CostModel
     axes: Sequence[AxisLink]
     loss_s: float
+    floors: Numbers
     source: SourceBlocks
     spans: Sequence[range]
     rewrites: Rewrites
@@ -56,6 +58,30 @@ class LeastInside:
     def at(self, price: float) -> float:
         """The least of seconds + ``price`` x bytes; exact but for tied parameters, or less."""
         return float(self.runs(price)[0, -1])
+
+    def roughly(self, count: int) -> float:
+        """No more than ``at`` where memory is free: ``count`` kinds of blocks each by itself, of others what they compute.
+
+        The chain adds up tables of its blocks, so that the least entries of some, and less than any of the others, bound
+        it from below.
+        """
+        least = dict.fromkeys(self.kinds, 0.0)
+        try:
+            for key in self.kinds[:count]:
+                least[key] = min(chain.least_of(key) for chain in self._chains)
+        except TooWideError:  # of these and the rest what they compute
+            pass
+        keys = [block.key for block in self._chains[0].blocks]
+        of_blocks = [max(own, least[key]) for key, own in zip(keys, self.floors.tolist(), strict=True)]
+        return sum(of_blocks) + self.loss_s
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Keys of blocks; those that compute most come first."""
+        sums: dict[str, float] = {}
+        for block, own in zip(self._chains[0].blocks, self.floors.tolist(), strict=True):
+            sums[block.key] = sums.get(block.key, 0.0) + own
+        return sorted(sums, key=lambda key: -sums[key])
 
     def runs(self, price: float) -> Numbers:
         """[start, stop] the least of seconds + ``price`` x bytes of a run of pieces, whatever comes before and behind.
