@@ -6,7 +6,7 @@ variables of their own (``tied``); what is whole on every device (inputs, consta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from pdv.pcg.states import Seconds
 from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
 from pdv.search.solver.tables import Factor
-from pdv.search.solver.ways import ways_of
+from pdv.search.solver.ways import Cut, Ways, ways_of
 
 
 class Use(NamedTuple):
@@ -128,15 +128,28 @@ class ConfigTable:
     def of(self, node: Node) -> tuple[Config, ...]:
         """Every legal configuration, in a fixed order; empty where pins leave none."""
         if node not in self._configs:
-            alike, every = self._kind(node), self._all.configs
+            alike, limit = self._kind(node), self.problem.working_limit
             if alike not in self._alike:
-                if alike not in every:
-                    every[alike] = tuple(self._enumerate(node))
-                limit = self.problem.working_limit
-                self._alike[alike] = tuple(config for config in every[alike] if config.working_bytes <= limit)
+                self.ask([node])
+                every = self._all.configs[alike]
+                self._alike[alike] = tuple(config for config in every if config.working_bytes <= limit)
                 self.states += len(self._alike[alike])
             self._configs[node] = self._alike[alike]
         return self._configs[node]
+
+    def ask(self, nodes: Iterable[Node]) -> None:
+        """Know what nodes may do, whatever the limits are; a cost model is asked once about all that are new."""
+        new: dict[Hashable, tuple[Node, Ways, dict[Cut, tuple[Split, ...]]]] = {}
+        for node in nodes:
+            alike = None if node in self._configs else self._kind(node)
+            if not (alike is None or alike in self._alike or alike in self._all.configs or alike in new):
+                ways = self._ways(node)
+                new[alike] = node, ways, _even(node, ways)
+        asked = [(node, chosen) for node, _, even in new.values() for chosen in even.values()]
+        costs = iter(local_costs(self.problem, asked))
+        for alike, (node, ways, even) in new.items():
+            seconds = {cut: next(costs).seconds for cut in even}
+            self._all.configs[alike] = tuple(self._enumerate(node, ways, seconds))
 
     def kind(self, node: Node) -> int:
         """A number that nodes share whose configurations are equal."""
@@ -165,21 +178,17 @@ class ConfigTable:
         """What a node may keep; for a bound what it keeps for sure."""
         return surely_kept(node) if self.problem.hides else node.op.saved
 
-    def _enumerate(self, node: Node) -> Iterator[Config]:
-        mesh, pins, loops = self.problem.mesh, self.problem.pins, node.loops
-        splits, values = node.op.splits(loops), (*node.operands, node)
+    def _ways(self, node: Node) -> Ways:
+        """What pins leave."""
+        mesh, pins, splits = self.problem.mesh, self.problem.pins, node.op.splits(node.loops)
         options = [
             _that_differ(axis, [split for split in splits if pins.split(node, axis.name, split)]) for axis in mesh.axes
         ]
-        ways = ways_of(tuple(map(tuple, options)), mesh, tuple(value.type.rank for value in values))
-        # all that local work depends on; a cost model is asked about all of a node's at once
-        even = {
-            cut: chosen
-            for cut, chosen in ways.cuts.items()
-            if all(loops.extents[loop] % degree == 0 for loop, degree in cut)
-        }
-        costs = local_costs(self.problem, [(node, chosen) for chosen in even.values()])
-        seconds = {cut: cost.seconds for cut, cost in zip(even, costs, strict=True)}
+        return ways_of(tuple(map(tuple, options)), mesh, tuple(value.type.rank for value in (*node.operands, node)))
+
+    def _enumerate(self, node: Node, ways: Ways, seconds: Mapping[Cut, float]) -> Iterator[Config]:
+        """``seconds``: by how loops are cut, of local work."""
+        values = (*node.operands, node)
         *read, made = (self._held_bytes(value.type)[ways.vertices[at]] for at, value in enumerate(values))
         working = sum(read, start=made)
         leaves = [at for at, leaf in enumerate(node.operands) if leaf.is_leaf]  # none is a sum of terms
@@ -315,6 +324,14 @@ def _drop_dominated(uses: list[Use]) -> list[Use]:
         if not kept or use.memory_bytes < kept[-1].memory_bytes:
             kept.append(use)
     return kept
+
+
+def _even(node: Node, ways: Ways) -> dict[Cut, tuple[Split, ...]]:
+    """The ways that local work depends on: how loops are cut, each into equal parts."""
+    extents = node.loops.extents
+    return {
+        cut: chosen for cut, chosen in ways.cuts.items() if all(extents[loop] % degree == 0 for loop, degree in cut)
+    }
 
 
 def _that_differ(axis: Axis, splits: list[Split]) -> list[Split]:

@@ -87,6 +87,7 @@ class BlockModel:
         self.block = block
         self.sources = tuple(sources)
         self.domain = domain
+        configs.ask(block.nodes)
         self.sizes_of_all = {node: len(configs.of(node)) for node in block.nodes}
         self._configs = configs
         self.ties = ties
