@@ -5,9 +5,11 @@ A sum that is minimized is formed in slices; values of a variable that no summan
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ ROW_ENTRIES = 32_768  # for one value of what is minimized over
 MAX_AXES = 60  # of a table: NumPy allows 64
 
 WORTH_FOLDING = 2_000_000  # entries of a sum that is looked through for alike values
+WORTH_LEAVING_OUT = 200_000  # entries of a sum, so many times those of its summands, that are asked if they are legal
+SUMMANDS = 4
 WORTH_JOINING = 50_000  # entries of a sum of which small summands are first added to larger ones
 
 
@@ -72,6 +76,15 @@ class Factor:
             if variable in kept:
                 table = table.take(kept[variable], axis=axis)
         return self if table is self.table else Factor(self.variables, table)
+
+    @cached_property
+    def classes(self) -> tuple[list[int], ...]:
+        """By axis, the class of each value: that of the others which the table does not tell apart."""
+        found = []
+        for axis in range(self.table.ndim):
+            rows, numbers = np.ascontiguousarray(np.moveaxis(self.table, axis, 0)), dict[bytes, int]()
+            found.append([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -122,16 +135,9 @@ def folding(
     """By variable: the first of each class of values that no factor tells apart, and the class of each value."""
     firsts, classes = {}, {}
     for variable in variables:
-        slices = [
-            np.ascontiguousarray(np.moveaxis(factor.table, factor.variables.index(variable), 0))
-            for factor in factors
-            if variable in factor.variables
-        ]
-        numbers: dict[bytes, int] = {}
-        found = [
-            numbers.setdefault(b"".join(rows[i].tobytes() for rows in slices), len(numbers))
-            for i in range(len(slices[0]))
-        ]
+        told = [f.classes[f.variables.index(variable)] for f in factors if variable in f.variables]
+        numbers: dict[tuple[int, ...], int] = {}
+        found = [numbers.setdefault(each, len(numbers)) for each in zip(*told, strict=True)]
         classes[variable] = np.array(found, dtype=np.int64)
         firsts[variable] = np.unique(classes[variable], return_index=True)[1]
     return firsts, classes
@@ -147,7 +153,52 @@ def _minimize(
         return np.full(shape, 0.0 if sizes[variable] else np.inf)
     if sizes[variable] * math.prod(shape) >= WORTH_JOINING:
         factors = _joined(factors)
-    views = [_spread(factor, (variable, *neighbours)) for factor in factors]
+    if sizes[variable] * math.prod(shape) >= max(WORTH_LEAVING_OUT, SUMMANDS * sum(f.table.size for f in factors)):
+        return _least_of_legal(factors, neighbours, variable, sizes)
+    return _least_in_rows([_spread(factor, (variable, *neighbours)) for factor in factors], shape)
+
+
+def _least_of_legal(
+    factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes
+) -> Table:
+    """The same, where no summand is infinite for certain values of neighbours, whatever the others are.
+
+    Neighbours that the same factors are over are one axis meanwhile: what is illegal is so mostly for pairs.
+    """
+    found: dict[tuple[bool, ...], list[Variable]] = {}
+    for v in neighbours:
+        found.setdefault(tuple(v in factor.variables for factor in factors), []).append(v)
+    groups = sorted(found.values(), key=lambda group: math.prod(sizes[v] for v in group))
+    views = [_merged(factor, variable, groups) for factor in factors]
+    joint = tuple(math.prod(sizes[v] for v in group) for group in groups)
+    legal = [np.ones(size, dtype=bool) for size in joint]
+    for factor, view in zip(factors, views, strict=True):
+        may = np.isfinite(view)
+        for axis, group in enumerate(groups, start=1):
+            if group[0] in factor.variables:
+                legal[axis - 1] &= may.any(axis=tuple(other for other in range(may.ndim) if other != axis))
+    left = [np.flatnonzero(each) for each in legal]
+    for axis, values in enumerate(left, start=1):
+        views = [view.take(values, axis=axis) if view.shape[axis] > 1 else view for view in views]
+    least = np.full(joint, np.inf)
+    if all(map(len, left)):
+        least[np.ix_(*left)] = _least_in_rows(views, tuple(map(len, left)))
+    order = [v for group in groups for v in group]
+    apart = least.reshape([sizes[v] for v in order])
+    return np.ascontiguousarray(apart.transpose([order.index(v) for v in neighbours]))
+
+
+def _merged(factor: Factor, variable: Variable, groups: Sequence[Sequence[Variable]]) -> Table:
+    """[variable, groups] the factor's table, of size one where it is not over a group."""
+    here = [group for group in groups if group[0] in factor.variables]
+    order = [v for v in (variable, *itertools.chain(*here)) if v in factor.variables]
+    table = factor.table.transpose([factor.variables.index(v) for v in order])
+    sizes = dict(zip(order, table.shape, strict=True))
+    return table.reshape([math.prod(sizes.get(v, 1) for v in group) for group in ([variable], *groups)])
+
+
+def _least_in_rows(views: Sequence[Table], shape: tuple[int, ...]) -> Table:
+    """As ``_least``, by some values of the first of ``shape`` at a time."""
     rows = max(1, ROW_ENTRIES // max(1, math.prod(shape[1:])))
     if not shape or rows >= shape[0]:
         return _least(views, shape)
