@@ -132,7 +132,9 @@ def _drop_repeats(array: Array, others: tuple[int, ...]) -> Array:
         from_right = array.ndim - dim
         given = from_right <= len(others) and others[-from_right] == array.shape[dim]
         first = array.take([0], axis=dim)
-        if array.shape[dim] > 1 and given and np.array_equal(array, np.broadcast_to(first, array.shape)):
+        if not (array.shape[dim] > 1 and given and np.array_equal(first, array.take([-1], axis=dim))):
+            continue  # masks mostly differ at their ends, and are large
+        if np.array_equal(array, np.broadcast_to(first, array.shape)):
             array = first
     return array
 
