@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
-from typing import Literal
 
 from ir.mesh import Mesh
 from pdv.pcg.redistribute import Redistribution
+from pdv.pipelines.bounding.cells import Cell, multiples
 from pdv.pipelines.bounding.even import EvenPieces, HeldBlocks, even_pieces
 from pdv.pipelines.bounding.floors import Floor, Floors, issued_seconds
 from pdv.pipelines.bounding.least import LeastInside, reached_links
@@ -45,27 +45,6 @@ PRICES = (0.3, 0.7, 0.1, 0.45, 0.2, 1.2)
 SOLVED = 128  # insides at most; what is known by then is a bound, too
 MOST = 4.0  # times what all stages together take, that is looked for
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any.
-
-    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, ``kinds`` of whose blocks are
-    solved, a whole one, or one within memory; the last at so many ``prices`` of it.
-    """
-
-    stages: int
-    counts: tuple[int, ...]
-    mesh: Mesh | None = None
-    by: Literal["even", "part", "free", "within"] = "even"
-    prices: int = 0
-    kinds: int = 0
-
-    @property
-    def asks(self) -> bool:
-        """Whether looking more closely asks for insides that may not be known."""
-        return self.mesh is not None and (self.by == "even" or len(self.counts) > 1)
 
 
 @dataclass(frozen=True)
@@ -150,19 +129,20 @@ class Bounds:
         if cell.prices == len(PRICES) or not self._is_alike(stages):
             return
         if mesh is None:
-            groups = list(_multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
+            groups = list(multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
             for mesh in self._meshes(stages):
                 yield from ((self._even_s(stages, group, mesh), Cell(stages, group, mesh)) for group in groups)
         elif cell.by == "even" and len(counts) > 1:
             yield self._free_s(stages, mesh, counts), replace(cell, by="free")
-        elif len(counts) == 1 and cell.by in ("even", "part") and self._has_more(cell):
-            yield self._part_s(stages, mesh, counts[0], cell.kinds + 1), replace(cell, by="part", kinds=cell.kinds + 1)
+        elif len(counts) == 1 and self._has_more(cell, mesh):
+            more = cell.kinds + 1
+            yield self._free_s(stages, mesh, counts, more), replace(cell, by="part", kinds=more)
         elif len(counts) == 1:
             prices = cell.prices + (cell.by == "within") if math.isfinite(self.space.room) else len(PRICES)
             yield self._within_s(stages, mesh, counts[0], prices), replace(cell, by="within", prices=prices)
         else:
             half = len(counts) // 2
-            for group in (counts[:half], *_multiples(counts[half:])):
+            for group in (counts[:half], *multiples(counts[half:])):
                 yield self._free_s(stages, mesh, group), replace(cell, counts=group)
 
     def _meshes(self, stages: int) -> tuple[Mesh, ...]:
@@ -190,28 +170,20 @@ class Bounds:
         runs = self._evenly(candidate).runs(self._resting(candidate))
         return self._in_order(candidate, floor, floor.busy_s, lambda _: kept_s, runs)
 
-    def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int]) -> float:
-        """The inside of the fewest micro-batches, whatever memory it takes."""
+    def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int], kinds: int | None = None) -> float:
+        """The inside of the fewest micro-batches, at any memory; whole, or of so many ``kinds`` of blocks."""
         inside = self._inside(stages, counts[0], mesh)
         if inside is None:
             return math.inf
+        taken_s = inside.at(0.0) if kinds is None else inside.roughly(kinds)
         floor = self.floors.of(stages, counts[0], mesh)
-        whole_s = max(inside.at(0.0) * counts[0] / stages, floor.busy_s)
+        whole_s = max(taken_s * counts[0] / stages, floor.busy_s)
         return self._step_s(stages, counts, self._spread_s(stages, counts, whole_s), floor.backward_s)
 
-    def _has_more(self, cell: Cell) -> bool:
-        """Whether there are more kinds of blocks than the next one, behind which the inside is whole."""
-        assert cell.mesh is not None, "asked of cells on one mesh"
-        inside = self._inside(cell.stages, cell.counts[0], cell.mesh)
+    def _has_more(self, cell: Cell, mesh: Mesh) -> bool:
+        """Whether there are kinds of blocks behind the next one, with which the inside is not yet whole."""
+        inside = self._inside(cell.stages, cell.counts[0], mesh) if cell.by in ("even", "part") else None
         return inside is not None and cell.kinds + 1 < len(inside.kinds)
-
-    def _part_s(self, stages: int, mesh: Mesh, micro_batches: int, kinds: int) -> float:
-        """An inside of which so many kinds of blocks are solved, whatever memory it takes."""
-        inside = self._inside(stages, micro_batches, mesh)
-        assert inside is not None, "it has blocks"
-        floor = self.floors.of(stages, micro_batches, mesh)
-        whole_s = max(inside.roughly(kinds) * micro_batches / stages, floor.busy_s)
-        return self._step_s(stages, (micro_batches,), self._spread_s(stages, (micro_batches,), whole_s), floor.backward_s)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int, prices: int = len(PRICES)) -> float:
         """The same of one number of micro-batches, each stage within its memory, or with layers run again.
@@ -406,11 +378,3 @@ class Bounds:
         return LeastInside(
             problem, compute, candidate.inside, loss_s, own, source, held.spans, self.floors.rewrites, known
         )
-
-
-def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All numbers, in groups of multiples of their first."""
-    left = list(counts)
-    while left:
-        yield tuple(m for m in left if m % left[0] == 0)
-        left = [m for m in left[1:] if m % left[0]]

@@ -60,10 +60,10 @@ class LeastInside:
         return float(self.runs(price)[0, -1])
 
     def roughly(self, count: int) -> float:
-        """No more than ``at`` where memory is free: ``count`` kinds of blocks each by itself, of others what they compute.
+        """No more than ``at`` where memory is free: ``count`` kinds of blocks solved, of others what they compute.
 
-        The chain adds up tables of its blocks, so that the least entries of some, and less than any of the others, bound
-        it from below.
+        A chain is a sum of one entry of each block's table, and of what tied parameters cost, which is not negative. Of
+        a block that is solved no entry is less than the least one, and of any none is less than its floor.
         """
         least = dict.fromkeys(self.kinds, 0.0)
         try:
@@ -73,7 +73,7 @@ class LeastInside:
             pass
         keys = [block.key for block in self._chains[0].blocks]
         of_blocks = [max(own, least[key]) for key, own in zip(keys, self.floors.tolist(), strict=True)]
-        return sum(of_blocks) + self.loss_s
+        return float(sum(of_blocks)) + self.loss_s
 
     @cached_property
     def kinds(self) -> list[str]:

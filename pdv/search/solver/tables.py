@@ -185,7 +185,7 @@ def _least_of_legal(
         least[np.ix_(*left)] = _least_in_rows(views, tuple(map(len, left)))
     order = [v for group in groups for v in group]
     apart = least.reshape([sizes[v] for v in order])
-    return np.ascontiguousarray(apart.transpose([order.index(v) for v in neighbours]))
+    return np.array(apart.transpose([order.index(v) for v in neighbours]), order="C")
 
 
 def _merged(factor: Factor, variable: Variable, groups: Sequence[Sequence[Variable]]) -> Table:

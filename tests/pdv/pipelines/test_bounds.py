@@ -355,6 +355,9 @@ def test_pieces_take_what_is_said_at_least(model: str) -> None:
         taken = inside.timings[0].forward_s + inside.timings[0].backward_s
         assert runs.shape == (inside.pieces.count, inside.pieces.count + 1)
         assert 0.0 < runs[0, -1] == least.at(0.0)
+        rough = [least.roughly(kinds) for kinds in range(len(least.kinds) + 1)]
+        assert rough == sorted(rough), "more that is known is no less"
+        assert 0.0 < rough[0] <= rough[-1] <= least.at(0.0) * (1 + 1e-8), "but for parts of picoseconds, in kernels"
         assert all(taken[at] * (1 + 1e-9) >= runs[at, at + 1] for at in range(1, len(taken) - 1))
         for start, stop in itertools.combinations(range(len(taken)), 2):
             assert runs[start, stop] >= runs[start, stop - 1] + runs[stop - 1, stop] - 1e-12

@@ -121,6 +121,15 @@ def test_slices_give_the_same_minima(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(eliminate(factors, sizes, (1, 2)).table, whole)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_illegal_for_certain_is_left_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors, sizes = network(seed)
+    whole = eliminate(factors, sizes, (4, 1)).table
+    monkeypatch.setattr(tables, "WORTH_LEAVING_OUT", 0)
+    monkeypatch.setattr(tables, "SUMMANDS", 0)
+    assert np.array_equal(eliminate(factors, sizes, (4, 1)).table, whole)
+
+
 def test_without_values_of_a_neighbour_nothing_is_minimized() -> None:
     found = eliminate([Factor((0, 1), np.zeros((4, 0)))], {0: 4, 1: 0}, (1,))
     assert found.table.shape == (0,)
