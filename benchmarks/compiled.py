@@ -107,7 +107,7 @@ def _claim(record: Record) -> None:
         [row["case"], "compiled" if row["compiled"] else "eager", *(f"{row[key] * 1e3:.2f}" for key in KEYS)]
         for row in record.rows
     ]
-    print(table(["model", "program", "predicted, ms", "measured, ms"], lines))
+    table(["model", "program", "predicted, ms", "measured, ms"], lines)
     for compiled, what in ((False, "eager"), (True, "compiled")):
         own = [row for row in record.rows if row["compiled"] == compiled]
         errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in own]

@@ -52,7 +52,7 @@ Row = dict[str, Any]  # Any: JSON
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the set, what `pdv.optimize` is told, and whether the emitted module is compiled."""
+    """A model of the set, what `pdv.optimize` is told, and whether the plan is of a compiled program."""
 
     name: str
     model: str
@@ -159,7 +159,8 @@ def _prepare(asked: tuple[Path, Case, Cluster]) -> None:
         vocabulary = int(module.config.vocab_size)  # type: ignore[union-attr, arg-type]  # transformers' own
         inputs = token_ids(vocabulary, case.batch, case.sequence)
     module.train(case.options.get("mode", "train") == "train")
-    plan = pdv.optimize(module, inputs, cluster=cluster, check=False, cache=None, **case.options)
+    own = {"compiled": case.compiled, **case.options}
+    plan = pdv.optimize(module, inputs, cluster=cluster, check=False, cache=None, **own)
     package = plan.save(package_of(folder, case), overwrite=True)
     (package / REQUEST).write_text(json.dumps(request_for(package, "cpu" if case.size == "small" else "cuda")))
     empty(package)
@@ -223,8 +224,6 @@ def measure(package: Path, case: Case, device: torch.device) -> Row:
     finally:
         sys.path.pop(0)
         empty(package)
-    if case.compiled:
-        model.compile()
     return Steps(model, request, Calls(device)).run(BUDGET_S)
 
 
