@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
+from .kernels.states import check_loaded_states, check_pieces
 from .losses import LossFn, batch_loss, begin_weight, passes
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece
@@ -66,6 +67,7 @@ def start_processes(kind: torch.device) -> torch.device:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
     _watch_steps()  # before optimizers see shards
+    check_loaded_states()
     seed = torch.tensor(torch.initial_seed() % 2**63, device=kind if kind.type == "cuda" else "cpu")
     dist.broadcast(seed, 0)
     seed_draws(int(seed))
@@ -104,10 +106,10 @@ def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Calla
 
 
 def check_names(model: nn.Module, state: Mapping[str, Any], *, assign: bool) -> None:
-    """Whether a state has a name of this program's own.
+    """Whether a state has a name of this program's own, and of what is cut the pieces of this rank.
 
     Raises:
-        ValueError: if it has none; torch would list all names, or with ``strict=False`` load nothing.
+        ValueError: if not; without a name torch would list all, or with ``strict=False`` load nothing.
     """
     if assign:
         raise ValueError(
@@ -120,6 +122,7 @@ def check_names(model: nn.Module, state: Mapping[str, Any], *, assign: bool) -> 
             f"other-names: a state of {next(iter(state), 'nothing')}, … and no name of this program's. Allowed: what "
             "state_dict() of this model gave. Call model.load_full_state_dict(state) for the source's names."
         )
+    check_pieces(state, model.parameters())
 
 
 @contextmanager
