@@ -34,7 +34,7 @@ ShapeOf = Callable[[str], Shape]
 _TEMPLATES = Path(__file__).parent / "templates"
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
-    "checkpoints", "compiled", "states",
+    "checkpoints", "compiled", "launched", "states",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.

@@ -24,6 +24,7 @@ from .calls import check_in_sync, check_inputs, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
 from .kernels.compiled import compile_parts
+from .kernels.launched import check_world, world_size
 from .losses import LossFn, sum_gradients
 from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
@@ -34,7 +35,6 @@ from .training import (
     Target,
     apply_to_all,
     check_names,
-    check_world,
     clip_grad_norm,
     copy_model,
     seed_draws,
@@ -142,7 +142,7 @@ def make_mesh(
     compute: torch.dtype | None = None,
     offload: bool = False,
 ) -> Mesh:
-    """The mesh of the processes that torchrun started; a single process gets every axis with size one.
+    """The mesh of the process group, or of what torchrun started; a single process gets every axis with size one.
 
     stages: of a pipeline, each on a mesh of its own. On as many processes as one has, all stages are on each.
     ranks: which processes are the first stage, the second, and so on, ascending in each; default is in order.
@@ -154,10 +154,10 @@ def make_mesh(
     offload: parameters rest in the host's memory, where the optimizer steps; the device has copies to compute with.
 
     Raises:
-        RuntimeError: if the number of processes is neither one nor that of the mesh.
+        RuntimeError: if the number of processes is neither one nor that of the mesh, or the environment is half set.
     """
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    world, inside = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
+    world, inside = world_size(), math.prod(sizes.values())
     offload = offload and kind.type != "meta"
     if world == 1:
         seed_draws(torch.initial_seed() % 2**63)

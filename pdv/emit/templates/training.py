@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
+from .kernels.launched import own_gpu
 from .kernels.states import check_loaded_states, check_pieces
 from .losses import LossFn, batch_loss, begin_weight, passes
 from .parallel import Axis, combine, partition
@@ -38,30 +39,14 @@ Target = Batch | None
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
-def check_world(world: int, sizes: Mapping[str, int], stages: int) -> None:
-    """Whether so many processes are a mesh, or one in each of so many stages.
-
-    Raises:
-        RuntimeError: if they are neither.
-    """
-    inside = math.prod(sizes.values())
-    if world not in (wanted := stages * inside, inside):
-        shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        shape = f"{stages} stages" + (f" of {shape}" if shape else "") if stages > 1 else f"the mesh {shape}"
-        raise RuntimeError(
-            f"wrong-world-size: {world} processes for {shape}. It runs on {wanted}, or unsharded on 1. "
-            f"Start it with torchrun and {wanted} processes in all, e.g. --nproc-per-node={wanted} on one machine."
-        )
-
-
 def start_processes(kind: torch.device) -> torch.device:
-    """Join the processes that torchrun started; the device of this one.
+    """Join the processes that torchrun started, where no group is there; the device of this one.
 
     NCCL starts the kernels of all groups of a device in the order in which they are issued, which is one on all ranks:
     kernels that have no room beside each other then wait for none that waits for them.
     """
     if kind.type == "cuda":
-        kind = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        kind = own_gpu(kind)
         torch.cuda.set_device(kind)
     if not dist.is_initialized():
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from pdv.emit.templates.parallel import Axis
 from pdv.emit.templates.runtime import Mesh, Weights, join, local, make_mesh, train_step
 
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 CPU = torch.device("cpu")
 STORED = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
 
@@ -72,9 +74,28 @@ def test_one_process_gets_every_axis_with_size_one(weights: Weights, monkeypatch
 
 
 def test_a_wrong_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=r"wrong-world-size: 3 processes for the mesh dp=2 x tp=4. It runs on 8"):
         make_mesh({"dp": 2, "tp": 4}, "cpu")
+
+
+@pytest.mark.parametrize("left", [["WORLD_SIZE"], ["RANK"], ["RANK", "WORLD_SIZE"], [*LAUNCHED][1:]])
+def test_half_an_environment_is_refused(left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value) if name in left else monkeypatch.delenv(name, raising=False)
+    missing = next(name for name in LAUNCHED if name not in left)
+    with pytest.raises(RuntimeError, match=f"half-launched: {left[0]}=.* in the environment, and no {missing}"):
+        make_mesh({"dp": 3}, "cpu")
+
+
+def test_a_process_group_that_is_there_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the environment, which who started the processes need not have set, or set for others."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    with pytest.raises(RuntimeError, match=r"wrong-world-size: 3 processes for the mesh dp=2"):
+        make_mesh({"dp": 2}, "cpu")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

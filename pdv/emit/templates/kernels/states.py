@@ -45,6 +45,8 @@ def _place(x: DTensor, mesh: DeviceMesh | None) -> list[tuple[int, int]]:
 @cache
 def check_loaded_states() -> None:
     """From now on, optimizers take no pieces of another rank."""
+    if not hasattr(DTensor, "_op_dispatcher"):
+        return  # of simulated ranks
     plain = Optimizer.load_state_dict
 
     @wraps(plain)
