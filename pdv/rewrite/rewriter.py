@@ -6,26 +6,34 @@ Entry points: ``found_matches`` chooses where to apply a rule, ``rewritten`` rep
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ir.builder import Builder
 from ir.errors import ShapeError
 from ir.graph import Node, View, ViewStep, param_view
+from ir.views import sources_of
 from pdv.rewrite.instantiate import build
 from pdv.rewrite.match import Inside, Match, Users, matches
 from pdv.rewrite.rule import Rule
+
+Serves = Mapping[str, frozenset[int]]
+"""Of stored tensors by name: the numbers of the results that depend on each."""
+NOBODY_ASKS: Serves = MappingProxyType({})
 
 
 class RewriteBuilder(Builder):
     """A builder that keeps moved parameters parameters: ``chunk(w) == w`` read through a view, ``concat`` too.
 
-    ``moved`` are the parameters that were read anew; ``known``: nodes that stand for what is equal to them.
+    ``moved`` are the parameters that were read anew; ``known``: nodes that stand for what is equal to them;
+    ``serves``: what depends on each stored tensor, by name: those that serve different ones are not joined.
     """
 
-    def __init__(self, known: Iterable[Node] = ()) -> None:
+    def __init__(self, known: Iterable[Node] = (), serves: Serves = NOBODY_ASKS) -> None:
         super().__init__()
         self.moved: set[Node] = set()
+        self.serves = serves
         self._nodes.update((node.digest, node) for node in known)
 
     def apply(self, op: Any, operands: tuple[Node, ...], attrs: Mapping[str, Any], name: str = "") -> Node:
@@ -36,7 +44,7 @@ class RewriteBuilder(Builder):
         if op.joins and _repeats(operands):
             raise ShapeError(f"{operands!r} were taken apart, and are not joined again")
         if all(operand.is_param for operand in operands):
-            if op.joins and _may_join(operands, made.attr("dim")):
+            if op.joins and _may_join(operands, made.attr("dim"), self.serves):
                 return self._join(operands, made)
             if op.kind == "move" and op.strides is not None and not op.repeats:
                 return self._view(operands[0], made)
@@ -96,12 +104,34 @@ def _parts(param: Node, dim: int) -> tuple[tuple[str, View, tuple[int, ...]], ..
     return view[0][2] if len(view) == 1 and view[0][1] == dim else None
 
 
-def _may_join(params: Sequence[Node], dim: int) -> bool:
-    """Trained tensors, each of sources of its own: buffers are overwritten one by one."""
+def _may_join(params: Sequence[Node], dim: int, serves: Serves) -> bool:
+    """Trained tensors, each of sources of its own: buffers are overwritten one by one.
+
+    All serve the same: one that no loss reaches has no gradient, and a joined one would have it for its other part.
+    """
     parts = [_parts(param, dim) for param in params]
     sources = [source for part in parts for source, _, _ in part or ()]
+    alike = len({serves.get(source) for source in sources}) <= 1
     trained = all(param.attr("trainable") for param in params)
-    return len(params) > 1 and trained and None not in parts and len(set(sources)) == len(sources)
+    return len(params) > 1 and trained and alike and None not in parts and len(set(sources)) == len(sources)
+
+
+def served(nodes: Sequence[Node], roots: Sequence[Node]) -> Serves:
+    """Which of ``roots`` have a gradient of each stored tensor, of operators in order; nothing if there is one."""
+    if len(set(roots)) < 2:
+        return NOBODY_ASKS
+    reached: dict[Node, frozenset[int]] = {}
+    for number, root in enumerate(roots):
+        reached[root] = reached.get(root, frozenset()) | {number}
+    for node in reversed(nodes):
+        for operand in node.operands:
+            if node.needs_grad and operand.needs_grad:
+                reached[operand] = reached.get(operand, frozenset()) | reached.get(node, frozenset())
+    found: dict[str, frozenset[int]] = {}
+    for leaf, numbers in reached.items():
+        for source in sources_of(leaf) if leaf.is_param else ():
+            found[source] = found.get(source, frozenset()) | numbers
+    return found
 
 
 def _joined_name(names: Sequence[str]) -> str:
@@ -116,12 +146,16 @@ def _joined_name(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Where:
-    """What rules may match: nodes in order, who reads them, and parameters that must be read as they are."""
+    """What rules may match: nodes in order, who reads them, and parameters that must be read as they are.
+
+    serves: as of ``RewriteBuilder``.
+    """
 
     nodes: Sequence[Node]
     users: Users
     inside: Inside
     fixed: Collection[Node] = ()
+    serves: Serves = field(default_factory=dict)
 
 
 def found_matches(rule: Rule, where: Where) -> tuple[Match, ...]:
@@ -135,7 +169,7 @@ def found_matches(rule: Rule, where: Where) -> tuple[Match, ...]:
             continue
         for match in matches(rule, node, where.users, where.inside):
             own = set(match.nodes)
-            if roots.isdisjoint(own) and inner.isdisjoint(match.roots) and applies(match, where.fixed):
+            if roots.isdisjoint(own) and inner.isdisjoint(match.roots) and applies(match, where.fixed, where.serves):
                 chosen.append(match)
                 roots.update(match.roots)
                 inner |= own.difference(match.roots)
@@ -143,9 +177,9 @@ def found_matches(rule: Rule, where: Where) -> tuple[Match, ...]:
     return tuple(chosen)
 
 
-def applies(match: Match, fixed: Collection[Node] = ()) -> bool:
+def applies(match: Match, fixed: Collection[Node] = (), serves: Serves = NOBODY_ASKS) -> bool:
     """True if the replacement has the types of what it replaces, is another, and moves no ``fixed`` parameter."""
-    k = RewriteBuilder()
+    k = RewriteBuilder(serves=serves)
     try:
         made = [build(k, term, match.operands, match.values) for term in match.rule.after]
     except ShapeError:

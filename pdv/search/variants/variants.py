@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ir.graph import Graph, Node
 from pdv.rewrite.match import Match
-from pdv.rewrite.rewriter import CircleError, RewriteBuilder, Where, found_matches, rewritten
+from pdv.rewrite.rewriter import CircleError, RewriteBuilder, Serves, Where, found_matches, rewritten, served
 from pdv.rewrite.rule import Rule
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
 
@@ -34,6 +34,12 @@ class Variant:
     def inside(self) -> frozenset[Node]:
         """The block's operators."""
         return frozenset(self.block.nodes)
+
+    @cached_property
+    def serves(self) -> Serves:
+        """What depends on the parameters that it reads, which is told here: what is behind it, by its sink."""
+        sink = () if self.block.sink is None else (self.block.sink,)
+        return served(self.block.nodes, (*self.block.outputs, *sink))
 
     @cached_property
     def ops(self) -> Counter[str]:
@@ -128,9 +134,10 @@ def applied_rule(
     if not rule.needs.keys() <= variant.ops.keys() or any(variant.ops[op] < count for op, count in rule.needs.items()):
         return None
     block = variant.block
-    where = Where(block.nodes, variant.users, variant.inside.__contains__, tied)
+    where = Where(block.nodes, variant.users, variant.inside.__contains__, tied, variant.serves)
     found = found_matches(rule, where)
     k.moved.clear()
+    k.serves = variant.serves
     new: dict[Node, Node] = {}
     while found and not new:
         try:

@@ -8,13 +8,14 @@ from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
+from ir.views import sources_of
 from pdv.rewrite.algebra import RULES
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realize_solution
 from pdv.search.variants.backtrack import explore
 from pdv.search.variants.survey import Survey
-from pdv.search.variants.variants import Variant
+from pdv.search.variants.variants import Variant, apply_rule
 from tests.pdv.worlds import attention_block, f32, mlp, problem
 
 
@@ -102,3 +103,22 @@ def test_variants_that_differ_in_the_order_of_a_sum_are_one() -> None:
     found = explore(block, RULES, tied_params(graph), count, survey)  # type: ignore[arg-type]
     keys = [tuple(sorted(node.op.name for node in variant.block.nodes)) for variant, _ in found]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_heads_of_several_outputs_stay_apart(apart: bool) -> None:
+    """Their losses may be taken one by one: a joined parameter has a gradient then, where one of its parts has none."""
+    k = Builder()
+    h = k.tanh(k.linear(k.input("x", f32(8, 16)), k.param("body", f32(32, 16))))
+    heads = [
+        k.add(k.linear(h, k.param(f"{name}.weight", f32(8, 32))), k.param(f"{name}.bias", f32(8))) for name in "ab"
+    ]
+    graph = k.graph({"a": heads[0], "b": heads[1]} if apart else {"y": k.concat(*heads, dim=1)})
+    tied, joined = tied_params(graph), set()
+    for block in split_blocks(graph, RULES):
+        for first in (apply_rule(Variant(block), rule, tied) for rule in RULES):
+            behind = [] if first is None else [apply_rule(first, rule, tied) for rule in RULES]
+            for variant in (each for each in (first, *behind) if each is not None):
+                reads = (operand for node in variant.block.nodes for operand in node.operands if operand.is_param)
+                joined |= {sources_of(param) for param in reads if len(sources_of(param)) > 1}
+    assert bool(joined) is not apart
