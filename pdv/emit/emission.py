@@ -32,9 +32,10 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_OF_TEMPLATES = f"{__package__}.templates"  # as those in folders of theirs import the others
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
-    "checkpoints", "compiled", "launched", "states",
+    "checkpoints", "compiled", "launched", "named", "states",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.
@@ -226,7 +227,9 @@ def module_texts(model: str) -> dict[str, str]:
 def _template(name: str) -> str:
     """A module that packages have, whichever folder it is in here: there it is beside the others."""
     path = next(path for path in (_TEMPLATES / name, _TEMPLATES / "kernels" / name) if path.exists())
-    return path.read_text(encoding="utf-8").replace("from .kernels.", "from .")
+    return (
+        path.read_text(encoding="utf-8").replace("from .kernels.", "from .").replace(f"from {_OF_TEMPLATES}.", "from .")
+    )
 
 
 def _give(array: Array) -> Array:

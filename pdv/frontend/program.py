@@ -104,7 +104,7 @@ class Program:
     ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, a number
     throughout, or noise. ``over_rows``: the source over as few rows of its batch as may be. ``own_backward``: functions
     of the source whose backward the graph has not, but what follows from their forward. ``lines``: of the source, by
-    names of the graph's values.
+    names of the graph's values. ``frozen``: parameters that are not trained, by the source's names.
     """
 
     graph: Graph
@@ -127,6 +127,7 @@ class Program:
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
     own_backward: tuple[str, ...] = field(default=(), compare=False)
     lines: Mapping[str, str] = field(default_factory=dict, compare=False)
+    frozen: frozenset[str] = field(default=frozenset(), compare=False)
 
     def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""

@@ -42,6 +42,7 @@ def freeze(program: Program, patterns: str | Sequence[str]) -> Program:
         program.map(lambda graph: _with_frozen(graph, chosen)),
         absent=tuple(name for name in program.absent if name not in staying),
         sines=tuple(name for name in program.sines if name not in chosen),
+        frozen=program.frozen.union(name for name, source in names.items() if source in chosen),
     )
 
 

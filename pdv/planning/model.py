@@ -172,7 +172,9 @@ def state_document(program: Program) -> dict[str, dict[str, object]]:
     read = {source for param in program.graph.params for source in sources_of(param)}
     names = {name: [source, view] for name, (source, view) in sorted(program.names.items()) if source in read}
     unread, joint = sorted(program.weights.unread), sorted(program.joint & read)
-    said: dict[str, object] = {"names": names, "unread": unread, "joint": joint}
+    known = {*read, *names}
+    frozen = sorted(program.frozen & known) if any(param.attr("trainable") for param in program.graph.params) else []
+    said: dict[str, object] = {"names": names, "unread": unread, "joint": joint, "frozen": frozen}
     state = {key: value for key, value in said.items() if value}
     return {"state": state} if state else {}
 

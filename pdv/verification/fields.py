@@ -224,13 +224,15 @@ def _is_size(entry: Mapping[str, Any]) -> bool:
 def _is_state(document: Mapping[str, Any]) -> bool:
     """Whether further names are of stored tensors, of which there is such a view."""
     state, weights = document.get("state", {}), document.get("weights")
-    if not set(state) <= {"names", "unread", "joint"}:
+    if not set(state) <= {"names", "unread", "joint", "frozen"}:
         return False
     if weights is None:  # a plan alone does not say what is stored
         return True
     if not all(name in weights for name in state.get("unread", ())):
         return False
     of = {name: source for name, (source, _) in state.get("names", {}).items()}
+    if not {*state.get("frozen", ())} <= {*weights, *of}:
+        return False
     views = [
         view_shape(tuple(weights[source]["shape"]), tuple((step[0], *map(_tuple, step[1:])) for step in view))
         for source, view in state.get("names", {}).values()

@@ -13,6 +13,7 @@ _MODULE = """
     forward full_gradients full_state_dict get_buffer get_extra_state get_parameter get_submodule half ipu
     load_full_state_dict load_safetensors load_state_dict mesh micro_batches modules mtia named_buffers
     named_children named_modules named_parameters no_sync own_loss own_parameters parameters parameters_in_graph
+    parameters_of
     register_buffer register_module register_parameter requires_grad_ run_batches run_given save_safetensors
     self_check set_extra_state set_submodule shard_batch share_memory state_dict sum_over_data summed T_destination
     takes to to_empty train train_step training type whole whole_parts xpu zero_grad

@@ -25,6 +25,7 @@ from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
 from .kernels.compiled import compile_parts
 from .kernels.launched import check_world, world_size
+from .kernels.named import Named, note_source
 from .losses import LossFn, sum_gradients
 from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
@@ -115,7 +116,7 @@ class Mesh:
             here = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
             kept = placed_as(here, kept, self.device_mesh)
         parameter = nn.Parameter(kept)
-        parameter.kept = stored.kept  # type: ignore[attr-defined]
+        note_source(parameter, stored)
         if self.device_mesh is not None:
             parameter.leaves = Leaves(self.sums, cuts or {})  # type: ignore[attr-defined]
         if self.rounding is not None:
@@ -177,10 +178,7 @@ def make_mesh(
     return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, every, sums, rounding)
 
 
-# ---- Training ----
-
-
-class ParallelModule(nn.Module):
+class ParallelModule(Named):
     """A sharded model.
 
     batch_axes: slow to fast, those along which its outputs are cut by rows.

@@ -37,6 +37,10 @@ class Held:
         """One of which parts are read."""
         return HeldSlice(self.tensors[name]) if name in self.tensors else self.file.get_slice(name)
 
+    def keys(self) -> list[str]:
+        """Names of all that the file has."""
+        return [*self.file.keys()]
+
     def metadata(self) -> Mapping[str, str]:
         """What the file says beside its tensors."""
         return self.file.metadata() or {}
@@ -116,18 +120,25 @@ class SourceNames:
     unread: tensors that are stored, and that no line of the program reads.
     joint: stored tensors that the source has only in views.
     computed: stored tensors that the source has not, and that were computed of its own.
+    frozen: parameters of the source that were not trained when the program was planned.
     """
 
     names: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # Any: JSON
     unread: tuple[str, ...] = ()
     joint: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, file: Any) -> SourceNames:  # Any: an open safetensors file
         """What a file of weights says."""
-        said = json.loads((file.metadata() or {}).get("pdv", "{}"))
-        lists = (tuple(said.get(name, ())) for name in ("unread", "joint", "computed"))
+        return cls.read((file.metadata() or {}).get("pdv", "{}"))
+
+    @classmethod
+    def read(cls, text: str) -> SourceNames:
+        """The same of its text."""
+        said = json.loads(text)
+        lists = (tuple(said.get(name, ())) for name in ("unread", "joint", "computed", "frozen"))
         return cls(said.get("names", {}), *lists)
 
 

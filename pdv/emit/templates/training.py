@@ -141,6 +141,7 @@ def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
         for parameter, grad in held:
             parameter.grad = grad
     for (parameter, _), own in zip(held, copied.parameters(), strict=True):
+        own.kept, own.sources = parameter.kept, parameter.sources  # type: ignore[attr-defined]
         if (leaves := getattr(parameter, "leaves", None)) is not None:
             own.leaves = Leaves(copied.mesh.sums, leaves.cuts)  # type: ignore[attr-defined]
     return copied

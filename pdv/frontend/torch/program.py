@@ -76,7 +76,9 @@ def load_exported_program(program: ExportedProgram) -> Program:
         if name not in names and name not in lowered.weights.loaders and _is_storable(state[name])
     }
     own = program.graph_module.meta.get(OWN_BACKWARD, ())
-    return replace(lowered, names=names, weights=replace(lowered.weights, unread=unread), own_backward=own)
+    frozen = frozenset(name for name in program.graph_signature.parameters if not state[name].requires_grad)
+    weights = replace(lowered.weights, unread=unread)
+    return replace(lowered, names=names, weights=weights, own_backward=own, frozen=frozen)
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:
