@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import logging
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -109,6 +110,14 @@ def check_words(program: ExportedProgram, error: Exception) -> None:
             f"torch cannot write a program whose parts are called like words of Python: {', '.join(words[:3])}",
             "Names of modules and parameters that variables may have",
             "Give them another name (class_ for class)",
+        ) from error
+    if isinstance(error, KeyError) and (taken := re.search(r"attribute '(\w+)' already exists", str(error))):
+        names = [name for name in program.state_dict if taken[1] in name.split(".")]
+        raise ModelError(
+            f"torch cannot write a program with {', '.join(names[:3]) or taken[1]}: its class of programs has an "
+            f"attribute {taken[1]!r} of its own",
+            "Other names of parameters, buffers and modules",
+            f"Give it another name ({taken[1]}s for {taken[1]})",
         ) from error
 
 

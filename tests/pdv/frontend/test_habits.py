@@ -230,6 +230,23 @@ def test_words_of_python_are_refused_in_a_sentence() -> None:
         load_program(Worded(), X)
 
 
+class Buffered(nn.Module):
+    """Adds a buffer that is called like an attribute of torch's class of programs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("code", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.get_buffer("code")
+
+
+def test_a_buffer_called_like_an_attribute_of_torch_s_programs() -> None:
+    with pytest.raises(ModelError, match=r"a program with code: .* attribute 'code' of its own.*codes for code"):
+        load_program(Buffered(), torch.ones(2, 4))
+
+
 class Padded(nn.Module):
     """Causal attention where rows begin with padding, so that some see nothing at all."""
 
