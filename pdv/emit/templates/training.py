@@ -27,6 +27,7 @@ from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
 from .kernels.launched import own_gpu
 from .kernels.states import check_loaded_states, check_pieces
+from .kernels.exits import wait_at_exit
 from .losses import LossFn, batch_loss, begin_weight, passes
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece
@@ -51,6 +52,7 @@ def start_processes(kind: torch.device) -> torch.device:
     if not dist.is_initialized():
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+    wait_at_exit()
     _watch_steps()  # before optimizers see shards
     check_loaded_states()
     seed = torch.tensor(torch.initial_seed() % 2**63, device=kind if kind.type == "cuda" else "cpu")

@@ -57,8 +57,8 @@ def test_two_emissions_are_byte_identical(tmp_path: Path) -> None:
         emitted(stack(2), Mesh.of(dp=2), tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert files == [
-        "__init__.py", "accumulate.py", "calls.py", "checkpoints.py", "compiled.py", "gradients.py", "losses.py",
-        "model.py", "optimizers.py", "parallel.py", "plan.json", "rounding.py", "runtime.py", "stored.py",
+        "__init__.py", "accumulate.py", "calls.py", "checkpoints.py", "compiled.py", "exits.py", "gradients.py",
+        "losses.py", "model.py", "optimizers.py", "parallel.py", "plan.json", "rounding.py", "runtime.py", "stored.py",
         "training.py", "weights.safetensors",
     ]  # fmt: skip
     for name in files:

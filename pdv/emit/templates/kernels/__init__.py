@@ -1,1 +1,1 @@
-"""Functions that stand for operators of torch, or for what it lacks; copied beside models that use them."""
+"""What stands for functions of torch, or mends what these lack; copied beside models."""
