@@ -33,14 +33,18 @@ def groups_of(run: Sequence[Node], sources: Callable[[Node], Sequence[Node]]) ->
     kernels of the run that make it.
     """
     inside = {node: place for place, node in enumerate(run)}
+    groups: list[list[Node]] = []
     group: dict[Node, list[Node]] = {}
     for node in run:
         if node.op.kernel and node.op.kind in FUSED_KINDS and node.op not in APART:
             read = [kernel for operand in node.operands for kernel in sources(operand)]
             latest = max(read, key=inside.__getitem__, default=None)
-            group[node] = [] if latest is None or latest not in group else group[latest]
+            if latest is None or latest not in group:
+                groups.append(group.setdefault(node, []))
+            else:
+                group[node] = group[latest]
             group[node].append(node)
-    return list({id(members): members for members in group.values()}.values())
+    return groups
 
 
 def remaining(group: Sequence[Node], bytes_of: Callable[[Node], float], users: Users) -> float:

@@ -36,6 +36,7 @@ from pdv.problem.precision import MASTER, ROUNDED
 Outlines = Sequence[StageOutline]
 WHOLE, RUNS = "the whole batch", "a micro-batch over all ranks of a stage"
 UNSAID = "sizes in it follow from this one in a way that the program has no words for"
+COMPILED = ("    model.compile()  # each part when it runs first", "    return model")
 ON_HOST = "Parameters are in the host's memory, and are updated there; the device has copies to compute with."
 
 
@@ -321,7 +322,8 @@ class _Program:
         stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
         masters = self._running.masters
         compute = f", compute=dtype or torch.{ROUNDED.torch_name}" if masters else ""
-        offload = ", offload=True" if self._running.offload else ""
+        offload = ", offload=True" * self._running.offload
+        model = 'Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))'
         return [
             "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
             '    """The model with its share of the weights: on the processes that torchrun started, or whole on one.',
@@ -331,14 +333,8 @@ class _Program:
             *([f"    {ON_HOST}"] if offload else []),
             '    """',
             *_mesh_lines(f"{{{sizes}}}, device{stages}{self._placed_text()}{compute}{offload}"),
-            *self._made('Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))'),
+            *([f"    model = {model}", *COMPILED] if self._running.compiled else [f"    return {model}"]),
         ]
-
-    def _made(self, model: str) -> list[str]:
-        """What is returned; of a plan that is compiled, once it is said that it is to be."""
-        if not self._running.compiled:
-            return [f"    return {model}"]
-        return [f"    model = {model}", "    model.compile()  # part by part, when each runs first", "    return model"]
 
     def _placed_text(self) -> str:
         """Where its ranks stand, and in which groups they sum."""

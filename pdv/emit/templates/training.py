@@ -25,9 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
+from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
 from .kernels.states import check_loaded_states, check_pieces
-from .kernels.exits import wait_at_exit
 from .losses import LossFn, batch_loss, begin_weight, passes
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece
