@@ -320,9 +320,8 @@ class _Program:
     def _build(self) -> list[str]:
         sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._devices.axes)
         stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
-        masters = self._running.masters
+        offload, masters = ", offload=True" * self._running.offload, self._running.masters
         compute = f", compute=dtype or torch.{ROUNDED.torch_name}" if masters else ""
-        offload = ", offload=True" * self._running.offload
         model = 'Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))'
         return [
             "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
