@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .losses import hand_out
+from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import local_piece
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_BESIDE = torch.zeros((), requires_grad=True).view(())  # what ``backward`` reaches, and nobody asks for
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -133,15 +134,16 @@ def _before_call(
     axes = [axis for axis in model.mesh.axes if axis.size > 1]
     if not axes or not torch.is_grad_enabled() or not any(map(_is_asked, (*args, *kwargs.values()))):
         return None
-    return tuple(_ask(x, axes) for x in args), {name: _ask(x, axes) for name, x in kwargs.items()}
+    ask = partial(_ask, axes=axes, scale=asked_scale(model))
+    return tuple(map(ask, args)), {name: ask(x) for name, x in kwargs.items()}
 
 
 def _is_asked(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def _ask(x: Any, axes: Sequence[Axis]) -> Any:  # Any: a tensor, or what a program ignores
-    return _Asked.apply(x, axes) if _is_asked(x) else x  # type: ignore[no-untyped-call]
+def _ask(x: Any, axes: Sequence[Axis], scale: int) -> Any:  # Any: a tensor, or what a program ignores
+    return _Asked.apply(x, _BESIDE, axes, scale) if _is_asked(x) else x  # type: ignore[no-untyped-call]
 
 
 def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
@@ -154,15 +156,18 @@ class _Asked(torch.autograd.Function):
     """An input whose gradient is asked for: the same tensor.
 
     No program sums what its ranks have of an input's gradient, so some have a part of it where ranks use it apart.
+    ``torch.autograd.grad`` gives the derivative of what it is given, as of a sum of outputs; a penalty of it is that of
+    all rows, on every rank. What ``backward`` adds to ``x.grad`` is of the loss that parameters have gradients of.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axes: Sequence[Axis]) -> Tensor:
-        ctx.axes = axes
+    def forward(ctx: Any, x: Tensor, beside: Tensor, axes: Sequence[Axis], scale: int) -> Tensor:
+        del beside
+        ctx.axes, ctx.scale = axes, scale
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         with torch.no_grad():
             norm = grads[0].norm(dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
             for axis in ctx.axes:
@@ -175,7 +180,8 @@ class _Asked(torch.autograd.Function):
                         "what nobody trains. Allowed: gradients of parameters. Make what you differentiate by a "
                         "parameter of the model before you plan it, or plan without an axis that cuts inside rows."
                     )
-        return grads[0], None
+        is_of_all = torch._C._will_engine_execute_node(ctx.next_functions[1][0])  # noqa: SLF001  # False in autograd.grad
+        return grads[0] if is_of_all else grads[0] * ctx.scale, None, None, None
 
 
 def _kept_buffers(model: ParallelModule) -> dict[str, tuple[Tensor, Tensor]]:

@@ -279,7 +279,10 @@ def _note_pass(_: Tensor) -> None:
 
 
 class _Handed(torch.autograd.Function):
-    """The same tensor. Gradients of a mean of each rank's rows are divided by the ranks, over which they are summed."""
+    """The same tensor. Gradients of a mean of each rank's rows are divided by the ranks, over which they are summed.
+
+    ``asked_scale`` undoes that for those of inputs that ``torch.autograd.grad`` asks for.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: dict[str, int], way: str | None) -> Tensor:
@@ -290,7 +293,26 @@ class _Handed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.way is None:
             raise _unknown_own_loss(ctx.cut)
-        return grads[0] / math.prod(ctx.cut.values()), None, None
+        return _Share.apply(grads[0], math.prod(ctx.cut.values())), None, None  # type: ignore[no-untyped-call]
+
+
+class _Share(torch.autograd.Function):
+    """A gradient, divided. What is behind ``_Handed`` has gradients that are not, derivatives of gradients too."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, world: int) -> Tensor:
+        del ctx
+        return grad / world
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return grads[0], None
+
+
+def asked_scale(model: Any) -> int:  # Any: a ParallelModule
+    """By what gradients of inputs are multiplied where ``torch.autograd.grad`` asks for them: see ``_Handed``."""
+    return int(model.data_world) if model.own_loss == "mean" else 1
 
 
 def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a ParallelModule

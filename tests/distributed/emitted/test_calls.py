@@ -154,6 +154,19 @@ def asked(model: Tracked) -> Tensor:
     return x.grad
 
 
+def penalized(model: Tracked) -> Tensor:
+    """Input gradients of outputs, a penalty of them beside a mean of rows, and what both train."""
+    x, y = batch()
+    x.requires_grad_()
+    model.own_loss = "mean"
+    output = model(x)
+    (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+    loss = cross_entropy(output, model.shard_batch(y)) + (slope.norm(2, 1) - 1).square().mean()
+    loss.backward()
+    assert x.grad is not None
+    return torch.cat([slope.detach(), x.grad, model.full_gradients()["weight"]])
+
+
 class Lamb(optim.SGD):
     """Of a library, or of one's own: told by its name."""
 
@@ -183,7 +196,13 @@ def run_all(path: Path) -> list[Tensor]:
     asked(tracked(path, tp=2))
     heads(tracked(path, dp=2))
     same = averaged(tracked(path, tp=2))
-    return [asked(tracked(path, dp=2)), summed(tracked(path, dp=2)), averaged(tracked(path, dp=2)), same]
+    return [
+        asked(tracked(path, dp=2)),
+        penalized(tracked(path, dp=2)),
+        summed(tracked(path, dp=2)),
+        averaged(tracked(path, dp=2)),
+        same,
+    ]
 
 
 def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
@@ -196,6 +215,6 @@ def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
     heads(tracked(path))
     matrices(path)
     average = averaged(tracked(path))
-    wanted = [asked(tracked(path)), summed(tracked(path)), average, average]
+    wanted = [asked(tracked(path)), penalized(tracked(path)), summed(tracked(path)), average, average]
     for found in run_ranks(run_all, 2, path):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
