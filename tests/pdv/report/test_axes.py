@@ -22,6 +22,7 @@ SAID = {
     "round": "mixed precision",
     "offload": "optimizer on the host",
     "scale": "products in fp8",
+    "compile": "compiled",
 }
 
 
