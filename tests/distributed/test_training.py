@@ -100,7 +100,7 @@ def uneven_batch(path: Path) -> str:
 
 
 def test_a_batch_that_does_not_divide_is_refused(weights: Path) -> None:
-    assert "dim 0 of a tensor of shape [7, 4] over axis dp of size 2" in run_ranks(uneven_batch, 2, weights)[0]
+    assert "7 rows in dp 2. Their number must be a multiple of 2" in run_ranks(uneven_batch, 2, weights)[0]
 
 
 # ---- Memory: with regather, gathered weights do not live from forward to backward ----

@@ -8,9 +8,9 @@ from pathlib import Path
 from ir.ops.parallel import OPS
 
 _MODULE = """
-    add_module apply batch_axes bfloat16 buffers call_super_init calls check_every check_in_sync children
-    clip_grad_norm_ compile compute cpu cuda data_rank data_world double dump_patches eval extra_repr float flush
-    forward full_gradients full_state_dict get_buffer get_extra_state get_parameter get_submodule half ipu
+    add_module apply batch_axes bfloat16 buffers call_super_init calls check_every check_in_sync check_sizes
+    children clip_grad_norm_ compile compute cpu cuda data_rank data_world double dump_patches eval extra_repr float
+    flush forward full_gradients full_state_dict get_buffer get_extra_state get_parameter get_submodule half ipu
     load_full_state_dict load_safetensors load_state_dict mesh micro_batches modules mtia named_buffers
     named_children named_modules named_parameters no_sync own_loss own_parameters parameters parameters_in_graph
     parameters_of

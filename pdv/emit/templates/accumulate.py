@@ -10,17 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .losses import LossFn, batch_terms
+from .calls import check_divisible
+from .losses import LossFn, batch_terms, nothing_trained
 from .parallel import Axis
 from .stored import local_piece
-from .training import Batch, Target, check_rows, combine_rows, losses_add_up, map_tensors, read_batch, shard_batch
+from .training import (
+    Batch,
+    Target,
+    check_rows,
+    combine_rows,
+    losses_add_up,
+    map_tensors,
+    read_batch,
+    shard_batch,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
@@ -47,6 +58,7 @@ class Given:
         axes: tuple[Sequence[Axis], Axis],
         count: int,
     ) -> None:
+        check_divisible(tensors_in(target), axes[0], count)
         self.batches = [list(parts) for parts in zip(*(_split_rows(x, count) for x in inputs), strict=True)]
         self._wanted = [map_tensors(target, partial(_part, count=count, number=number)) for number in range(count)]
         self._loss_fn, self._reduction, self._count = loss_fn, reduction, count
@@ -122,7 +134,10 @@ def train_in_parts(
         given = map_tensors(given, partial(combine_rows, axes=model.batch_axes))
     axes, rounding = (model.batch_axes, model.mesh.stage), model.mesh.rounding
     with rounding.keep() if rounding else nullcontext(), losses_add_up(model, given):
-        return model.run_given(Given(*given, loss_fn, reduction, axes, count))
+        batch = Given(*given, loss_fn, reduction, axes, count)
+        for part in batch.batches if model.mesh.stage.size > 1 else ():  # else each call looks at its own
+            model.check_sizes(model, tuple(part), {})
+        return model.run_given(batch)
 
 
 def check_count(model: ParallelModule, count: int) -> None:
@@ -225,7 +240,7 @@ class Scales:
     """
 
     def __init__(self, model: ParallelModule) -> None:
-        self._stage = model.mesh.stage
+        self._stage, self._model = model.mesh.stage, ref(model)
         held = list(model.parameters())
         self._parameters, self._held = held[:: max(1, len(held) // 8)], set(map(id, held))
         self._before = torch.zeros(len(self._parameters), dtype=torch.float64)
@@ -263,21 +278,30 @@ class Scales:
             self._factors = factors
 
     def found(self) -> Tensor:
-        """[2, stages], flat: this stage's factor, 0 if it is unknown or not one; 1 if there was a step, 2 if not."""
-        found = torch.zeros(2, self._stage.size)
+        """[3, stages], flat: this stage's factor, 0 if unknown or not one; 1 if it stepped, 2 if not; if it trains."""
+        found = torch.zeros(3, self._stage.size)
         least, most = (self._factors.min(), self._factors.max()) if len(self._factors) > 1 else (0.0, 1.0)
         if most - least < 1e-2 * most:
             found[0, self._stage.rank] = float(most)
         found[1, self._stage.rank] = 1 if self._has_stepped else 2
+        model = self._model()
+        assert model is not None, "which runs"
+        found[2, self._stage.rank] = any(p.requires_grad for p in model.parameters()) or any(
+            module._forward_hooks  # noqa: SLF001  # of an adapter
+            for module in model.modules()
+            if module is not model
+        )
         return found.flatten()
 
     def check(self, found: Tensor) -> None:
         """Compare what all stages found.
 
         Raises:
-            RuntimeError: if stages scaled by different factors, or only some stepped.
+            RuntimeError: if stages scaled by different factors, or only some stepped; or none trains anything.
         """
-        factors, stepped = found.cpu().view(2, -1)
+        factors, stepped, trained = found.cpu().view(3, -1)
+        if not trained.any():
+            raise nothing_trained("all parameters of all stages are frozen")
         known = factors[factors > 0]
         if stepped.min() != stepped.max() or (len(known) > 1 and known.max() - known.min() > 1e-2 * known.max()):
             raise RuntimeError(

@@ -6,6 +6,7 @@ Ranks are given the same batch, or rows differ silently: now and then their chec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .kernels.meetings import PASSES_S, meet
 from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import local_piece
@@ -73,6 +75,24 @@ def check_inputs(
     return tuple(cast.get(name, x) for name, x in zip_longest(list(wanted)[: len(args)], args)), {
         name: cast[name] for name in kwargs
     }
+
+
+def check_divisible(target: Sequence[Tensor], axes: Sequence[Axis], count: int = 1) -> None:
+    """Whether rows of a batch divide into ``count`` micro-batches, and each over the ranks: a fact on all ranks alike.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    parts = [f"{count} micro-batches"] if count > 1 else []
+    parts += [f"{axis.name} {axis.size}" for axis in axes if axis.size > 1]
+    ways = count * math.prod(axis.size for axis in axes)
+    for x in target:
+        if x.dim() and x.size(0) % ways:
+            slug = "uneven-micro-batches" if x.size(0) % count else "uneven-cut"
+            raise ValueError(
+                f"{slug}: {x.size(0)} rows in {' x '.join(parts)}. Their number must be a multiple of {ways} = "
+                f"{' x '.join(parts)}. Pass batches of another size; drop the last, smaller one."
+            )
 
 
 def cast_inputs(model: ParallelModule, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +253,12 @@ def _moved(model: ParallelModule, names: Sequence[str]) -> RuntimeError:
 # ---- Ranks, compared ----
 
 
-def check_ranks(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor] = ()) -> None:
+def check_ranks(
+    model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor] = (), what: str = "a forward pass"
+) -> None:
     """Before passes or steps 1, 2, 4, 8, … of training, and as many of evaluation: whether ranks were given the same.
 
-    Before the first of training: whether they have the same weights. given, own: as of ``check_same``.
+    Before the first of training: whether they have the same weights. given, own: as of ``check_same``; what: the call.
 
     Raises:
         RuntimeError: if they do not.
@@ -250,9 +272,10 @@ def check_ranks(model: ParallelModule, given: Sequence[Any], own: Sequence[Tenso
     counts.calls += 1
     count: int = counts.calls
     if count & (count - 1) == 0:
+        meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})", PASSES_S)
         check_same(model, given, own)
     if is_training and count == 1:
-        check_in_sync(model)
+        _compare_weights(model)
 
 
 @torch.no_grad()
@@ -269,7 +292,8 @@ def check_same(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor
             shapes = [list(x.shape) for x in (*given, *own) if isinstance(x, Tensor)]
             raise RuntimeError(
                 f"other-rows: the ranks along {axis.name} were given different inputs or targets; this one's have "
-                f"shapes {shapes}. Every rank passes the whole batch, of which the program takes its own rows. Draw it "
+                f"shapes {shapes}; or only some of them called the model, as in evaluation on rank 0 alone. Every rank "
+                "calls it, and passes the whole batch, of which the program takes its own rows. Draw it "
                 "in one order on all ranks (one seed, no DistributedSampler); or pass each rank's own rows to "
                 'train_step(..., rows="local").'
             )
@@ -292,8 +316,14 @@ def is_same_on(axis: Axis, found: Tensor) -> Tensor:
     return largest == -least
 
 
-@torch.no_grad()
 def check_in_sync(model: ParallelModule) -> None:
+    """As ``ParallelModule.check_in_sync``."""
+    meet(model, "check_in_sync")
+    _compare_weights(model)
+
+
+@torch.no_grad()
+def _compare_weights(model: ParallelModule) -> None:
     """Whether ranks that hold the same parameter or buffer hold the same bits: one small all-reduce for each axis.
 
     Raises:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from .kernels.meetings import meet
 from .parallel import combine
 from .stored import Files, Held, SourceNames, Stored, take_view
 
@@ -39,6 +40,7 @@ Read = Callable[[Tensor], Tensor | None]
 
 def full_state(model: ParallelModule) -> dict[str, Tensor]:
     """As ``ParallelModule.full_state_dict``: tensors that share memory in the source share it here."""
+    meet(model, "full_state_dict")
     _check_kept(model)
     found = model.whole(lambda tensor: tensor.detach(), rest=True)
     if not model.mesh.origins:
@@ -50,6 +52,12 @@ def full_state(model: ParallelModule) -> dict[str, Tensor]:
             found[name] = take_view(found[source], view)
     found |= {name: file.get_tensor(name) for name in said.unread}
     return {name: tensor for name, tensor in found.items() if name not in said.joint}
+
+
+def full_gradients(model: ParallelModule) -> dict[str, Tensor]:
+    """As ``ParallelModule.full_gradients``."""
+    meet(model, "full_gradients")
+    return model.whole(lambda tensor: tensor.grad, rest=False)
 
 
 def _check_kept(model: ParallelModule) -> None:
@@ -163,6 +171,7 @@ class _Writer:
 @torch.no_grad()
 def save(model: ParallelModule, folder: str | os.PathLike[str], most: int, *, overwrite: bool) -> None:
     """As ``ParallelModule.save_safetensors``."""
+    meet(model, "save_safetensors")
     _check_kept(model)
     origins = model.mesh.origins
     file = origins[0][1].file if origins else None

@@ -134,12 +134,20 @@ def batch_terms(
         result = loss_fn(output, target)
     if isinstance(result, Tensor):
         if not parts:
-            return result
+            return _with_gradient(result, outputs)
         if torch_mean or reduction == "mean":
             raise _unknown_weights(parts)
         result = result, 1
     totals = _sums_and_weights(result, outputs)
-    return totals + _rest_of_graph(totals, outputs, ends, axes) if parts else totals
+    return _with_gradient(totals + _rest_of_graph(totals, outputs, ends, axes) if parts else totals, outputs)
+
+
+def _with_gradient(loss: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        if not any(x.requires_grad for x in outputs):
+            raise nothing_trained("no output of the model has a gradient: all its parameters are frozen")
+        raise _bad_loss("It returned a sum that has no gradient")
+    return loss
 
 
 # ---- What loss_fn returned ----
@@ -188,7 +196,7 @@ def _rest_of_graph(
                 shape = list(node.variable.shape)
                 raise _bad_loss(f"It trains a tensor of shape {shape} that is not the model's output")
             todo += [before for before, _ in node.next_functions]
-    if not loss.requires_grad and loss[0].count_nonzero():
+    if not loss.requires_grad and loss[0].count_nonzero() and any(end is not None for end in ends):
         raise _bad_loss("It returned a sum that has no gradient")
     left = [end is not None and end not in seen for end in ends]
     if sum(end is not None for end in ends) > 1:
@@ -354,6 +362,14 @@ def _unknown_own_loss(cut: Mapping[str, int]) -> RuntimeError:
         'known. Call train_step; or set model.own_loss = "mean" before the forward pass, where each rank takes a mean '
         'over its rows (gradients are averaged, as in DDP), or "sum", where what the ranks have adds up to the loss of '
         "the whole batch."
+    )
+
+
+def nothing_trained(why: str) -> RuntimeError:
+    """Of a step that has nothing to go backward to."""
+    return RuntimeError(
+        f"nothing-to-train: {why}. Allowed of train_step: a model of which some parameter trains, gradients on. "
+        "Call requires_grad_(True) of what trains; to evaluate, call the model under torch.no_grad()."
     )
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .accumulate import Given, check_count, train_in_parts
 from .calls import check_in_sync, check_inputs, watch_calls
-from .checkpoints import full_state, load, save, whole_parts
+from .checkpoints import full_gradients, full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local
 from .kernels.compiled import compile_parts
 from .kernels.launched import check_world, world_size
@@ -205,13 +205,13 @@ class ParallelModule(Named):
         super().__init__()
         self.mesh, self.micro_batches, self.takes, self.own_types = mesh, micro_batches, tuple(inputs), own_types
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
-        self.register_forward_pre_hook(partial(check_inputs, inputs, ways, most), with_kwargs=True)
+        self.check_sizes = partial(check_inputs, inputs, ways, most)
+        self.register_forward_pre_hook(self.check_sizes, with_kwargs=True)
         if mesh.rounding is not None:
             self.register_forward_pre_hook(mesh.rounding.mark_others)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
-        self.check_every, self._steps, self.calls = 0, 0, 0
+        self.check_every, self._steps, self.calls, self.evaluation = 0, 0, 0, watch_calls(self)
         self.own_loss: Literal["mean", "sum"] | None = None
-        self.evaluation = watch_calls(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """On the same ranks, with parameters and buffers of its own, and without gradients, as of any module."""
@@ -348,14 +348,14 @@ class ParallelModule(Named):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every parameter and buffer, whole, under all names and in the layout of the source model.
 
-        All ranks must call it, and each gets all of the model. What the program does not read is as it was stored.
-        A program for inference that holds values computed of weights in the place of these raises a ValueError.
+        All ranks must call it, else RuntimeError, and each gets all of the model, what it does not read as it was
+        stored. A program for inference that holds values computed of weights in their place raises a ValueError.
         """
         return full_state(self)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The gradients that there are, whole, one for each stored tensor; zero of what the program does not read."""
-        return self.whole(lambda tensor: tensor.grad, rest=False)
+        return full_gradients(self)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take weights from whole tensors under the source's names, such as its ``state_dict()``.

@@ -23,12 +23,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .calls import check_ranks, checksum, cut, cut_over, is_same_on
+from .calls import check_divisible, check_ranks, checksum, cut, cut_over, is_same_on
 from .gradients import Leaves
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
 from .kernels.states import check_loaded_states, check_pieces
-from .losses import LossFn, batch_loss, begin_weight, passes
+from .kernels.meetings import meet
+from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece
 
@@ -118,11 +119,13 @@ def losses_add_up(model: Any, given: Any, own: Any = None) -> Iterator[None]:  #
 
     given: what all ranks must be given alike. own: rows of this rank, which those have that differ along other axes.
     """
+    if not torch.is_grad_enabled():
+        raise nothing_trained("train_step runs where gradients are off (torch.no_grad(), torch.inference_mode())")
     before, model.own_loss = getattr(model, "own_loss", None), "sum"
     watched = getattr(model, "evaluation", None)
     try:
         if watched is not None:
-            check_ranks(model, tensors_in(given), tensors_in(own))
+            check_ranks(model, tensors_in(given), tensors_in(own), "train_step")
             watched.is_step = True  # its passes are of what was compared
         yield
     finally:
@@ -168,6 +171,8 @@ def train_step(
     if rows == "local":
         check_rows(given, batch_axes)
         given = [combine_rows(x, batch_axes) for x in given]
+    else:
+        check_divisible(tensors_in(wanted), batch_axes)
     with losses_add_up(model, given, wanted) if rows == "local" else losses_add_up(model, (given, wanted)):
         own = wanted if rows == "local" else shard_batch(wanted, batch_axes)
         weigh = begin_weight(loss_fn, own, batch_axes, reduction)
@@ -335,6 +340,7 @@ def self_check(
     model: ParallelModule, inputs: Batch, target: Target, loss_fn: LossFn, tolerance: float
 ) -> dict[str, float]:
     """As ``ParallelModule.self_check``."""
+    meet(model, "self_check")
     if any(p.grad is not None for p in model.parameters()):
         raise RuntimeError("gradients-present: self_check makes gradients and drops them. Call zero_grad before it.")
     if getattr(model, "is_under_way", False):

@@ -172,6 +172,13 @@ def refusals(path: Path) -> None:
     _refuse("other-data", lambda: setattr(model.bias, "data", torch.zeros(CLASSES + 1, dtype=torch.float64)))
     model.train_step(*batch(), pair)
     _refuse("whole-parameters-wanted: Adafactor", optim.Adafactor(model.parameters()).step)
+    with torch.no_grad():
+        _refuse("nothing-to-train: train_step runs where", lambda: model.train_step(*batch(), pair))
+    for count in (1, 2):
+        model.requires_grad_(requires_grad=False)
+        _refuse(
+            "nothing-to-train: no output", lambda count=count: model.train_step(*batch(), pair, micro_batches=count)
+        )
 
 
 def pipeline(folder: Path) -> dict[str, Tensor]:
@@ -192,6 +199,9 @@ def pipeline(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = model.full_state_dict()
     if model.mesh.stage.size == 1:
         return weights
+    model.requires_grad_(requires_grad=False)
+    _refuse("nothing-to-train: all parameters of all", lambda: model.train_step(*plans.batch(4), plans.loss_fn))
+    model.requires_grad_()
     hook = model.register_forward_hook(lambda *_: None)
     _refuse("hooks-not-called", lambda: model.train_step(*plans.batch(4), plans.loss_fn))
     hook.remove()

@@ -1,0 +1,71 @@
+"""Where all ranks meet before what needs all of them, or learn that some are elsewhere. Entry point: ``meet``.
+
+A function of which all ranks run their part waits for ever, or takes what another one sends, where only some call it.
+Ranks write what they are about to do into the store through which processes found each other, and read what others do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+PATIENCE_S = 30.0
+"""How long a function waits for ranks that do not come to it."""
+PASSES_S, FIRST_S = 120.0, 600.0
+"""How long a pass does, and whatever comes first in a run, before which some ranks may get data for all."""
+_met: list[str] = []  # what ranks met for, in order
+_LEFT = "!"  # before what a rank waits for no longer
+
+
+def meet(model: Any, what: str, patience_s: float | None = None) -> None:  # Any: a ParallelModule
+    """Wait until all ranks are about to do ``what``.
+
+    Raises:
+        RuntimeError: if some are about to do something else, or do not come.
+    """
+    if model.mesh.ranks is None or dist.get_world_size() == 1:
+        return
+    patience_s = (PATIENCE_S if patience_s is None else patience_s) if _met else FIRST_S
+    store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), range(dist.get_world_size())  # noqa: SLF001
+    number = len(_met)
+    _met.append(what)
+    store.set(_key(number, rank), what)
+    keys, end, pause_s = [_key(number, other) for other in ranks], time.monotonic() + patience_s, 1e-4
+    while not (all_came := store.check(keys)) and time.monotonic() < end:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    if not all_came:
+        store.set(_key(number, rank), _LEFT + what)
+    came = [other for other in ranks if all_came or store.check([keys[other]])]
+    found = {other: store.get(keys[other]).decode() for other in came}
+    if not all_came or any(each != what for each in found.values()):
+        before = _met[number - 1] if number else "the beginning"
+        raise _apart(what, found, [other for other in ranks if other not in found], before, patience_s)
+    if number > 1:
+        store.delete_key(_key(number - 2, rank))  # which all have read: they came to the one behind it
+
+
+def _key(number: int, rank: int) -> str:
+    return f"{__name__}/{number}/{rank}"
+
+
+def _apart(what: str, found: Mapping[int, str], missing: list[int], before: str, patience_s: float) -> RuntimeError:
+    by_what: dict[str, list[int]] = {}
+    for rank, each in found.items():
+        text = f"in {each.removeprefix(_LEFT)}" + (", where it waits no longer" if each[:1] == _LEFT else "")
+        by_what.setdefault(text if missing == [] else f"in {each.removeprefix(_LEFT)}", []).append(rank)
+    parts = [f"{_name(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}" for text, ranks in by_what.items()]
+    if missing:
+        parts.append(f"{_name(missing)} did not come in {patience_s:.0f} s (last seen in {before})")
+    return RuntimeError(
+        f"ranks-apart: {'; '.join(parts)}. Every rank has a part in {what}, so all must call it, in one order. Take "
+        "the call out of what only some ranks do (if rank == 0:), and do there what is not the model's: write, print."
+    )
+
+
+def _name(ranks: list[int]) -> str:
+    some = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {some}"

@@ -1,0 +1,57 @@
+"""Functions that all ranks call, called by some: an error that names both, and no wait without an end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from pdv.emit.templates.calls import check_divisible
+from pdv.emit.templates.kernels import meetings
+from pdv.emit.templates.parallel import Axis
+from tests.distributed.emitted.test_loop import CLASSES, WIDTH, batch, classifier, pair
+from tests.distributed.harness import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def apart(path: Path) -> int:
+    model, rank = classifier(path, {"dp": 2, "tp": 1}), dist.get_rank()
+    model.train_step(*batch(), pair)
+    meetings.PATIENCE_S = 0.5
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"ranks-apart: rank 0 is in full_state_dict; rank 1 did not come in"):
+            model.full_state_dict()
+        dist.barrier()
+    else:
+        dist.barrier()
+        with pytest.raises(RuntimeError, match=r"ranks-apart: rank 0 is in full_state_dict, where it waits no longer"):
+            model.check_in_sync()
+    meetings.PATIENCE_S, begun = 30.0, time.monotonic()
+    with pytest.raises(
+        RuntimeError, match=r"rank 0 is in check_in_sync; rank 1 is in train_step .number 2 of training"
+    ):
+        model.check_in_sync() if rank == 0 else model.train_step(*batch(), pair)
+    assert time.monotonic() - begun < 10
+    model.check_in_sync()
+    return len(model.full_state_dict())
+
+
+def test_ranks_that_are_elsewhere(tmp_path: Path) -> None:
+    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
+    values = {name: torch.randn(*shape, dtype=torch.float64) for name, shape in shapes.items()}
+    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    assert run_ranks(apart, 2, tmp_path / "weights") == [5, 5]
+
+
+def test_rows_that_do_not_divide() -> None:
+    """Over micro-batches and ranks at once: a stage that has no rows to cut knows it, too."""
+    axes = [Axis("dp", size=2), Axis("tp")]
+    check_divisible([torch.zeros(8), torch.zeros(())], axes, 2)
+    for rows, said in ((2, "uneven-cut: 2 rows"), (3, "uneven-micro-batches: 3 rows")):
+        with pytest.raises(ValueError, match=rf"{said} in 2 micro-batches x dp 2. .* a multiple of 4 = 2 micro"):
+            check_divisible([torch.zeros(rows)], axes, 2)
