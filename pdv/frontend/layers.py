@@ -55,9 +55,9 @@ def attention(
         raise Unsupported(f"attention over ranks {q.type.rank}, {key.type.rank} and {v.type.rank}")
     heads = q.type.shape[-3]
     key, v = repeat_heads(k, key, heads), repeat_heads(k, v, heads)
-    factor = 1 / math.sqrt(q.type.shape[-1]) if scale is None else scale
+    factor = 1 / math.sqrt(q.type.shape[-1]) if scale is None else short_float(scale, q.type.dtype)
     operands = (q, key, v) if mask is None else (q, key, v, mask)
-    return k.apply("attention", *operands, causal=bool(causal), scale=short_float(factor, q.type.dtype))
+    return k.apply("attention", *operands, causal=bool(causal), scale=factor)
 
 
 def repeat_heads(k: Lowering, x: Node, heads: int) -> Node:

@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 
 from ir.builder import Builder
-from ir.evaluation.rational import short_float
 from ir.graph import Node, param_view
 from pdv.passes.fold_constants import Array, fold
 from pdv.rewrite.normal_form import Step
@@ -231,15 +230,17 @@ def _keep_of_additive(array: Array) -> Array | None:
 
 
 def usual_scale(k: Builder, node: Node) -> Node | None:
-    """attention(scale=c) == attention(scale=1 / sqrt(d)) where c is that, but for rounding of its square roots"""
+    """attention(scale=c) == attention(scale=1 / sqrt(d)) where c is that, but for rounding of its square roots
+
+    All digits of it, as torch takes it where none is said: programs run in float64, too.
+    """
     if not node.op.has_scores:
         return None
     q = node.operands[0]
     usual = 1 / math.sqrt(q.type.shape[-1])
-    scale = short_float(usual, q.type.dtype)
-    if node.attr("scale") == scale or not math.isclose(node.attr("scale"), usual, rel_tol=1e-6):
+    if node.attr("scale") == usual or not math.isclose(node.attr("scale"), usual, rel_tol=1e-6):
         return None
-    return k.apply(node.op, node.operands, {**node.attrs, "scale": scale}, node.name)
+    return k.apply(node.op, node.operands, {**node.attrs, "scale": usual}, node.name)
 
 
 STEPS: tuple[Step, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -150,6 +151,12 @@ CASES = [
         (2, 3, 4),
         lambda k, v: k.attention(v, v, v, scale=0.49999997),
         lambda k, v: k.attention(v, v, v, scale=0.5),
+    ),
+    Case(
+        "usual_scale",
+        (2, 3, 8),
+        lambda k, v: k.attention(v, v, v, scale=0.35355338),  # as float32 has it
+        lambda k, v: k.attention(v, v, v, scale=1 / math.sqrt(8)),
     ),
     Case("name-division", (2,), lambda k, v: k.div(v, const(k, [3.0])), lambda k, v: k.scale(v, factor=0.33333334)),
     Case("leaf_second", (3,), lambda k, v: k.add(param(k, "b", 3), v), lambda k, v: k.add(v, param(k, "b", 3))),
