@@ -33,6 +33,36 @@ class Done:
         return True
 
 
+class Store:
+    """In which ranks say what they are about to do; a rank that looks finds all doing as it does.
+
+    Whether they do is seen in the collectives that follow, which here are named and compared.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def set(self, key: str, value: str) -> None:
+        """Say something."""
+        del key
+        self._said = value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """True: all are there."""
+        del keys
+        return True
+
+    def get(self, key: str) -> bytes:
+        """What this rank said last."""
+        del key
+        return self._said.encode()
+
+    def delete_key(self, key: str) -> bool:
+        """True: it is gone."""
+        del key
+        return True
+
+
 class Distributed:
     """What ``import torch.distributed as dist`` gives one rank."""
 
@@ -43,6 +73,8 @@ class Distributed:
         self._world = world
         self._rank = rank
         self._made = 0
+        store = Store()
+        self.distributed_c10d = SimpleNamespace(_get_default_store=lambda: store)
         self.group = SimpleNamespace(WORLD=Group("all ranks", tuple(range(world.size))))
 
     def __getattr__(self, name: str) -> Any:

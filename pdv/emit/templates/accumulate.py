@@ -264,7 +264,13 @@ class Scales:
         self._before, self._factors, self._has_stepped = self._sizes(), torch.zeros(0), False
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer steps; RuntimeError if it takes products of all gradients."""
+        """An optimizer steps; RuntimeError if it takes products of all gradients, or its options were lost."""
+        if lost := [name for name in optimizer.defaults for group in optimizer.param_groups if name not in group]:
+            raise RuntimeError(
+                f"lost-options: {type(optimizer).__name__} has no {lost[0]} in a group of parameters. A state of "
+                "torch.distributed.checkpoint that is not flat has the groups of one stage of a pipeline. Save and "
+                "load with StateDictOptions(flatten_optimizer_state_dict=True), or by pdv.loops.checkpoint."
+            )
         its = map(id, optimizer.param_groups[0]["params"])
         if isinstance(optimizer, torch.optim.LBFGS) and not self._held.isdisjoint(its):
             raise RuntimeError(

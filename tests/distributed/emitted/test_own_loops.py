@@ -199,6 +199,9 @@ def pipeline(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = model.full_state_dict()
     if model.mesh.stage.size == 1:
         return weights
+    of_other_stage = optim.AdamW(model.parameters())
+    del of_other_stage.param_groups[0]["betas"]  # as what torch.distributed.checkpoint loads, not flat
+    _refuse("lost-options: AdamW has no betas", of_other_stage.step)
     model.requires_grad_(requires_grad=False)
     _refuse("nothing-to-train: all parameters of all", lambda: model.train_step(*plans.batch(4), plans.loss_fn))
     model.requires_grad_()
