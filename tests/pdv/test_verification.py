@@ -212,7 +212,9 @@ def test_what_is_no_number_is_refused(package: Path) -> None:
 
 def test_a_plan_of_an_older_version_says_so(package: Path) -> None:
     change_plan(package, at("format_version", value=1))
-    with pytest.raises(VerificationError, match=r"format 1\.[0-9], of an older pdv\. Allowed: 2\.x, which .* Plan again"):
+    with pytest.raises(
+        VerificationError, match=r"format 1\.[0-9], of an older pdv\. Allowed: 2\.x, which .* Plan again"
+    ):
         verify(package)
 
 

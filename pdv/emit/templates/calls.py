@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .kernels.meetings import PASSES_S, meet
+from .kernels.meetings import meet
 from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import local_piece
@@ -272,7 +272,7 @@ def check_ranks(
     counts.calls += 1
     count: int = counts.calls
     if count & (count - 1) == 0:
-        meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})", PASSES_S)
+        meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})")
         check_same(model, given, own)
     if is_training and count == 1:
         _compare_weights(model)

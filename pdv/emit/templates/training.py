@@ -27,8 +27,8 @@ from .calls import check_divisible, check_ranks, checksum, cut, cut_over, is_sam
 from .gradients import Leaves
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
-from .kernels.states import check_loaded_states, check_pieces
 from .kernels.meetings import meet
+from .kernels.states import check_loaded_states, check_pieces
 from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, local_piece

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-PATIENCE_S = 30.0
-"""How long a function waits for ranks that do not come to it."""
-PASSES_S, FIRST_S = 120.0, 600.0
-"""How long a pass does, and whatever comes first in a run, before which some ranks may get data for all."""
+PATIENCE_S, FIRST_S = 600.0, 1800.0
+"""How long ranks that do not come are waited for, as torch waits: one may write a file, compile, or get data for all.
+Whatever comes first in a run is waited for longer. Ranks that come to two different things learn of it at once."""
 _met: list[str] = []  # what ranks met for, in order
 _LEFT = "!"  # before what a rank waits for no longer
 
 
-def meet(model: Any, what: str, patience_s: float | None = None) -> None:  # Any: a ParallelModule
+def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
     """Wait until all ranks are about to do ``what``.
 
     Raises:
@@ -28,7 +27,7 @@ def meet(model: Any, what: str, patience_s: float | None = None) -> None:  # Any
     """
     if model.mesh.ranks is None or dist.get_world_size() == 1:
         return
-    patience_s = (PATIENCE_S if patience_s is None else patience_s) if _met else FIRST_S
+    patience_s = PATIENCE_S if _met else FIRST_S
     store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), range(dist.get_world_size())  # noqa: SLF001
     number = len(_met)
     _met.append(what)
