@@ -51,13 +51,20 @@ def check_loaded_states() -> None:
 
     @wraps(plain)
     def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
-        named = {
-            f"{name} of the optimizer's parameter {key}": x
-            for key, state in state_dict.get("state", {}).items()
-            if isinstance(state, Mapping)
-            for name, x in state.items()
-        }
-        check_pieces(named, (p for group in self.param_groups for p in group["params"]))
-        plain(self, state_dict)
+        checked = self.register_load_state_dict_pre_hook(_check_states)  # behind what puts parameters back
+        try:
+            plain(self, state_dict)
+        finally:
+            checked.remove()
 
     Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]  # torch has no hook of all optimizers
+
+
+def _check_states(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    named = {
+        f"{name} of the optimizer's parameter {key}": x
+        for key, state in state_dict.get("state", {}).items()
+        if isinstance(state, Mapping)
+        for name, x in state.items()
+    }
+    check_pieces(named, (p for group in optimizer.param_groups for p in group["params"]))
