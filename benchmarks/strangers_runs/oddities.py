@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -331,5 +332,6 @@ def instance_norms() -> Made:
 
 @stranger
 def activations() -> Made:
-    kinds = (nn.CELU, nn.SELU, nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardshrink, nn.RReLU)
+    slope = partial(nn.RReLU, 0.2, 0.2)  # drawn from one number: other slopes are others on both sides
+    kinds = (nn.CELU, nn.SELU, nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardshrink, slope)
     return nn.Sequential(*[part for kind in kinds for part in (nn.Linear(8, 8), kind())]), torch.randn(8, 8)
