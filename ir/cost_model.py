@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from ir.dims import Loops
 from ir.graph import Node
 from ir.operator import Attrs, Operator
-from ir.types import TensorType
+from ir.types import DType, TensorType
 
 Source = Literal["measured", "learned", "analytic"]
 Key = tuple[object, ...]
@@ -85,25 +85,34 @@ ALIGNED = 8  # two-byte elements that are 16 bytes
 UNALIGNED, HALF_ALIGNED = 6.0, 2.8
 
 
-def misaligned(row: int) -> float:
-    """How much slower a product in a two-byte type is on a GPU for rows of so many elements."""
+def misaligned(row: int, odd: float = UNALIGNED, even: float = HALF_ALIGNED) -> float:
+    """1 of rows of so many elements that are a multiple of 16 bytes, else ``odd`` or ``even``; default: of a GPU."""
     if row % ALIGNED == 0:
         return 1.0
-    return UNALIGNED if row % 2 else HALF_ALIGNED
+    return odd if row % 2 else even
 
 
-def with_rows(query: Query, found: NodeEstimate) -> NodeEstimate:
-    """What kernels of a GPU take for the lengths of their rows, too, which no model learned; measured ones show it.
+def slower_by_rows(
+    op: Operator, loops: Loops, dtype: DType, odd: float = UNALIGNED, even: float = HALF_ALIGNED
+) -> float:
+    """How much slower an operator is on a GPU for the lengths of its rows; ``odd``, ``even``: as of ``misaligned``.
 
     Tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11): products in two-byte types.
     """
-    if query.result.dtype.itemsize != 2 or query.op.kind != "contraction":
-        return found
-    loops = query.loops
-    slower = max(misaligned(loops.size(term[-1])) for term in (*loops.operands, loops.result) if term)
-    if slower == 1.0:
-        return found
-    return NodeEstimate(*(part if part.source == "measured" else part.times(slower) for part in found))
+    if dtype.itemsize != 2 or op.kind != "contraction":
+        return 1.0
+    return max(misaligned(loops.size(term[-1]), odd, even) for term in (*loops.operands, loops.result) if term)
+
+
+def with_rows(queries: Sequence[Query], found: Sequence[NodeEstimate]) -> list[NodeEstimate]:
+    """What kernels of a GPU take for the lengths of their rows, too, which no model learned; measured ones show it."""
+    slower = [slower_by_rows(query.op, query.loops, query.result.dtype) for query in queries]
+    return [
+        NodeEstimate(*(part if part.source == "measured" else part.times(factor) for part in one))
+        if factor != 1.0
+        else one
+        for one, factor in zip(found, slower, strict=True)
+    ]
 
 
 class Group(NamedTuple):

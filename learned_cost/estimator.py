@@ -111,9 +111,7 @@ class KernelCosts:
         described = [_describe(query) for query in queries]
         self._price(dict(named for pair in described for part in pair for named in part))
         found = [NodeEstimate(self._sum(forward), self._sum(backward)) for forward, backward in described]
-        if any(place.record.kind == "cpu" for place in self.places):
-            return found
-        return [with_rows(query, one) for query, one in zip(queries, found, strict=True)]
+        return found if any(place.record.kind == "cpu" for place in self.places) else with_rows(queries, found)
 
     def fused(self, groups: Sequence[Group]) -> list[float]:
         """By the network's word of the compiled group and of its kernels; by traffic where it has none."""

@@ -99,9 +99,7 @@ class ComputeModel:
 
     def _ask(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         found = [self._node(query) for query in queries]
-        if any(device.kind == "cpu" for device in self.devices):
-            return found
-        return [with_rows(query, one) for query, one in zip(queries, found, strict=True)]
+        return found if any(device.kind == "cpu" for device in self.devices) else with_rows(queries, found)
 
     def _node(self, query: Query) -> NodeEstimate:
         op, loops, operands, result, _, wanted, number = query

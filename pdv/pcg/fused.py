@@ -59,7 +59,7 @@ def remaining(group: Sequence[Node], bytes_of: Callable[[Node], float], users: U
 def fused_of(graph: Graph, compute: CostModel) -> Fused:
     """What a program's operators take where it is compiled; of those that are alike, on average."""
     run = [node for node in graph.nodes if not node.is_leaf]
-    listed = [group for group in groups_of(run, _kernels) if len(group) > 1]
+    listed = [group for group in groups_of(run, kernels_of) if len(group) > 1]
     found: defaultdict[Hashable, list[float]] = defaultdict(list)
     shares = compute.fused([_described(group, graph.users) for group in listed])
     for group, share in zip(listed, shares, strict=True):
@@ -75,17 +75,17 @@ def _described(group: Sequence[Node], users: Mapping[Node, Sequence[Node]]) -> G
         (place[kernel], place[node])
         for node in group
         for x in node.operands
-        for kernel in _kernels(x)
+        for kernel in kernels_of(x)
         if kernel in place
     ]
     traffic = remaining(group, lambda node: float(node.type.num_bytes), users.__getitem__)
     return Group(tuple(Query.of(node, node.loops, train=False) for node in group), tuple(dict.fromkeys(made)), traffic)
 
 
-def _kernels(value: Node) -> list[Node]:
-    """The kernels that make a value, seen through views."""
-    if value.is_leaf:
+def kernels_of(value: Node, ends: Callable[[Node], bool] = lambda value: value.is_leaf) -> list[Node]:
+    """The kernels that make a value, seen through views; behind values at which it ``ends`` there are none."""
+    if ends(value):
         return []
     if value.op.kernel:
         return [value]
-    return [kernel for operand in value.operands for kernel in _kernels(operand)]
+    return [kernel for operand in value.operands for kernel in kernels_of(operand, ends)]

@@ -5,10 +5,11 @@ Entry point: ``fusion``; which operators those are, ``pdv.pcg.fused`` says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from ir.graph import Node
-from pdv.pcg.fused import groups_of, remaining
+from pdv.pcg.fused import groups_of, kernels_of, remaining
 from pdv.simulate.lowering.entries import Nodes
 
 Fusion = tuple[tuple[float, bool], ...]
@@ -18,23 +19,16 @@ ALONE = (1.0, True)
 
 
 def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
-    """The groups of a run."""
+    """The groups of a run.
+
+    A move of a value ends what is seen through views. Nothing in a run makes a parameter: however it comes, by data
+    parallelism or gathered, it is at hand.
+    """
     inside = frozenset(run)
+    sources = partial(kernels_of, ends=lambda value: value not in inside or nodes.base[value].is_leaf)
     found = dict.fromkeys(run, ALONE)
-    for group in groups_of(run, lambda value: _kernels(value, inside, nodes)):
+    for group in groups_of(run, sources):
         if len(group) > 1:
             share = remaining(group, lambda node: nodes.of[node].bytes, nodes.pcg.users.__getitem__)
             found |= {node: (share, node is group[0]) for node in group}
     return tuple(found.values())
-
-
-def _kernels(value: Node, inside: Collection[Node], nodes: Nodes) -> list[Node]:
-    """The kernels in the run that make a value, seen through views; a move of one ends the search.
-
-    Nothing in a run makes a parameter: however it comes, by data parallelism or gathered, it is at hand.
-    """
-    if value not in inside or nodes.base[value].is_leaf:
-        return []
-    if value.op.kernel:
-        return [value]
-    return [kernel for operand in value.operands for kernel in _kernels(operand, inside, nodes)]

@@ -11,7 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ir.cost_model import ALIGNED, NOTHING, CostModel, Estimate, NodeEstimate, Query, Work, together
+from ir.cost_model import (
+    NOTHING,
+    CostModel,
+    Estimate,
+    NodeEstimate,
+    Query,
+    Work,
+    misaligned,
+    slower_by_rows,
+    together,
+)
 from ir.dims import Loops
 from ir.graph import Node, unmoved
 from ir.operator import Operator
@@ -200,16 +210,13 @@ class InStepDevice:
 
     def of_rows(self, op: Operator, loops: Loops, dtype: DType) -> float:
         """How much slower than the cost model says kernels are for lengths of rows, where none was measured."""
-        if self.device.kind == "cpu" or dtype.itemsize != 2 or op.kind != "contraction":
+        if self.device.kind == "cpu":
             return 1.0
-        shapes = [loops.shape_of(term) for term in (*loops.operands, loops.result)]
-        return max(self.misaligned(shape[-1]) for shape in shapes if shape)
+        return slower_by_rows(op, loops, dtype, self.calibration.unaligned, self.calibration.half_aligned)
 
     def misaligned(self, row: int) -> float:
         """The same of a product in a two-byte type, for rows of so many elements."""
-        if row % ALIGNED == 0:
-            return 1.0
-        return self.calibration.unaligned if row % 2 else self.calibration.half_aligned
+        return misaligned(row, self.calibration.unaligned, self.calibration.half_aligned)
 
     def of_query(self, query: Query, found: NodeEstimate, kernels: tuple[int, int]) -> Price:
         """Of an operator asked about by itself."""
