@@ -31,7 +31,7 @@ Case = tuple[str, Size, int, int]  # model, size, batch, length of sequences
 SMALL: tuple[Case, ...] = (("gpt2", "small", 8, 16),)
 CPU: tuple[Case, ...] = (
     ("gpt2", "full", 2, 64), ("bert", "full", 1, 128), ("llama", "small", 8, 32), ("vit", "full", 1, 0),
-    ("resnet50", "full", 2, 0), ("inception-v3", "full", 1, 0), ("squeezenet", "full", 2, 0), ("mlp", "full", 64, 0),
+    ("resnet50", "full", 2, 0), ("inception-v3", "full", 1, 0), ("squeezenet", "full", 2, 0), ("mlp", "small", 64, 0),
 )  # fmt: skip
 GPU: tuple[Case, ...] = (
     ("gpt2", "full", 8, 1024), ("bert-large", "full", 16, 512), ("llama", "full", 4, 1024), ("vit", "full", 64, 0),

@@ -40,7 +40,8 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.measure.bench import Asked, request_of
 from pdv.plan.package import read_document
 from pdv.prices import priced_by
-from pdv.report.loaded import load_plan
+from pdv.report.loaded import load_plan, workload_of_plan
+from pdv.simulate.step import simulate
 
 APART = 0.1  # of the faster one: pairs closer than that are not ordered
 BUDGET_S = 1.5  # of a case's steps
@@ -243,8 +244,7 @@ def score(record: Record, folder: Path) -> None:
     for row in done:
         package = package_of(folder, known[row["case"]])
         if package.exists():
-            predicted = read_document(package)["predicted"]
-            row["predicted"] = {name: predicted[name] for name in ("step_time_s", "breakdown_s", "memory_bytes")}
+            row["predicted"] = predict(package)
     show(done)
     eager = [row for row in done if not row["compiled"]]
     if eager:
@@ -265,6 +265,14 @@ def score(record: Record, folder: Path) -> None:
         record.claim("such pairs in order", 100 * statistics.mean(pairs), "%")
     record.claim("cases that failed", sum("failed" in row for row in record.rows), "")
     record.print_summary()
+
+
+def predict(package: Path) -> Row:
+    """What this version says of a plan, whichever version made it."""
+    document = read_document(package)
+    found = simulate(workload_of_plan(load_plan(package, priced_by(document, None))))
+    step_s = {"mean": found.step_s, "std": found.std_s}
+    return {"step_time_s": step_s, "breakdown_s": found.totals, "memory_bytes": document["predicted"]["memory_bytes"]}
 
 
 def _step(row: Row, which: str) -> float:

@@ -80,9 +80,10 @@ class NodeEstimate(NamedTuple):
 
 
 # Products of 8192 x 768 x 50257 and such in two-byte types, PyTorch 2.11 on an H100 SXM (CUDA 13.0), 2026-11-23: 4.6 to
-# 8.3 times as long as with a multiple of 8 where a dim is odd, 2.5 to 2.9 times where it is even.
+# 8.3 times as long as with a multiple of 8 where a dim is odd, 2.5 to 2.9 times where it is even; within steps of GPT-2
+# about 5 times (benchmarks/results/gpu_steps_h100.json).
 ALIGNED = 8  # two-byte elements that are 16 bytes
-UNALIGNED, HALF_ALIGNED = 6.0, 2.8
+UNALIGNED, HALF_ALIGNED = 5.0, 2.8
 
 
 def misaligned(row: int, odd: float = UNALIGNED, even: float = HALF_ALIGNED) -> float:
@@ -155,8 +156,8 @@ class CostModel(Protocol):
     def fused(self, groups: Sequence[Group]) -> list[float]:
         """The part that each takes as one kernel of what its operators take one by one."""
 
-    def optimizer(self, num_bytes: float) -> Estimate:
-        """AdamW's step for one parameter, of which a device holds ``num_bytes``."""
+    def optimizer(self, num_bytes: float, moment: int = 4) -> Estimate:
+        """AdamW's step for one parameter, of which a device holds ``num_bytes``; ``moment``: bytes of one element's."""
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:
         """What a training step takes beside the graph: the loss over its outputs, given as one device holds them."""

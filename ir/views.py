@@ -64,6 +64,16 @@ def sources_of(node: Node) -> tuple[str, ...]:
     return tuple(reading.source for reading in readings(node))
 
 
+def read_twice(params: Iterable[Node]) -> bool:
+    """Whether two of some parameters read the same element of a stored tensor: each would be trained apart."""
+    parts: dict[str, list[Reading]] = {}
+    for param in dict.fromkeys(params):
+        for reading in readings(param):
+            parts.setdefault(reading.source, []).append(reading)
+    pairs = itertools.chain.from_iterable(itertools.combinations(each, 2) for each in parts.values())
+    return any(overlap(box(one), box(other)) for one, other in pairs)
+
+
 def trained_sources_of(graph: Graph) -> tuple[str, ...]:
     """The stored tensors that training changes, each once."""
     return tuple(dict.fromkeys(s for param in graph.params if param.attr("trainable") for s in sources_of(param)))

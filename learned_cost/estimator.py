@@ -61,7 +61,7 @@ class Analytic(Protocol):
     def estimate(self, work: Work, dtype: DType, why: str = "") -> Estimate:
         """Of one piece of work."""
 
-    def optimizer(self, num_bytes: float) -> Estimate:
+    def optimizer(self, num_bytes: float, moment: int = 4) -> Estimate:
         """As ``CostModel``."""
 
 
@@ -141,10 +141,10 @@ class KernelCosts:
         together, apart = (max(times) for times in zip(*taken, strict=True))
         return float(f"{min(1.0, together / apart):.{DIGITS}g}")
 
-    def optimizer(self, num_bytes: float) -> Estimate:
+    def optimizer(self, num_bytes: float, moment: int = 4) -> Estimate:
         """Fused AdamW over a parameter, and what it costs the host beside it; analytic on GPUs, which hide that."""
         if any(place.record.kind != "cpu" for place in self.places):
-            return self.analytic.optimizer(num_bytes)
+            return self.analytic.optimizer(num_bytes, moment)
         seconds = max(CPU.seconds(num_bytes) / place.pace for place in self.places)
         return Estimate(seconds, CPU.relative_std * seconds, "measured")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learned_cost.data.kernel import Subgraph, family
+from learned_cost.data.kernel import Kernel, Subgraph, family
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.evaluation.evaluate import Z90, Answer
@@ -32,6 +32,7 @@ NAME = "kernels"  # of the shipped weights
 SIBLING_STRETCH = 4.0
 RANGE_MARGIN = float(np.log(4.0))  # beyond the least and most arithmetic and traffic that were seen of an operator
 BATCH = 8192
+WHOLE, HALVES = "fp32", frozenset({"bf16", "fp16"})
 
 
 def family_of(features: Features, chosen: Codes, start: Codes) -> NDArray[np.str_]:
@@ -52,6 +53,34 @@ def ranges_of(features: Features, kernels: Codes) -> dict[str, tuple[float, ...]
         low, high = here.min(axis=0), here.max(axis=0)
         result[vocab[code]] = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
     return result
+
+
+def types_of(features: Features, kernels: Codes) -> dict[str, list[str]]:
+    """The types of elements that each operator was seen in."""
+    (ops, vocab), (types, names) = features.texts["op"], features.texts["dtype"]
+    pairs = np.unique(np.stack([ops[kernels], types[kernels]]), axis=1).T.tolist()
+    found: dict[str, list[str]] = {}
+    for op, dtype in pairs:
+        found.setdefault(vocab[op], []).append(names[dtype])
+    return {op: sorted(seen) for op, seen in found.items()}
+
+
+def is_alone(one: Subgraph) -> bool:
+    """True of a kernel that nothing is fused with."""
+    return len(one.kernels) == 1 and not one.fused
+
+
+def stand_in(kernel: Kernel, types: Mapping[str, Sequence[str]]) -> Kernel:
+    """What a kernel is asked as: one on rows that were seen in float32 alone, as half of the rows in float32.
+
+    It moves as many bytes, which is all that takes it time; of the type a network that never saw it says anything.
+    """
+    seen = types.get(kernel.op, ())
+    if family(kernel.op) != "rows" or kernel.dtype not in HALVES or WHOLE not in seen or HALVES & {*seen}:
+        return kernel
+    rows = max(1, kernel.extents[0] // 2)
+    dims = {**kernel.dims, "m": max(1, int(kernel.dims.get("m", rows * 2)) // 2)}
+    return replace(kernel, dtype=WHOLE, dims=dims, extents=(rows, *kernel.extents[1:]), flops=kernel.flops / 2)
 
 
 def answer(
@@ -156,7 +185,12 @@ class Predictor:
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
-        return self.predict_features(features_of(of_subgraphs(subgraphs, device)))
+        # what corrects it may have been measured in any type, and says of that one how far the network is off
+        types = self.weights.description.get("types", {}) if self.correction is None else {}
+        asked = [
+            replace(one, kernels=(stand_in(one.kernels[0], types),)) if is_alone(one) else one for one in subgraphs
+        ]
+        return self.predict_features(features_of(of_subgraphs(asked, device)))
 
     def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
         """Of each row of a profile."""

@@ -22,7 +22,7 @@ from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.kernels.features import Features, features_of, layout
 from learned_cost.kernels.gnn import PENALTY, WEIGHTS, Fusion, KernelNet, Rows, rows_of
 from learned_cost.kernels.nodes import TEXTS, of_table
-from learned_cost.kernels.predict import answer, family_of, known_of, ranges_of, regime_of
+from learned_cost.kernels.predict import answer, family_of, known_of, ranges_of, regime_of, types_of
 from learned_cost.weights import Arrays, Weights
 
 PRIOR_STEPS, PRIOR_ROWS, PRIOR_RATE = 600, 1024, 2e-3
@@ -78,7 +78,7 @@ class GraphLearner:
             net.fusion = Fusion(features.blind.shape[1], vocab, edges=self.edges)
         module = LearnedKernels(net)
         module.calibration["unseen"] = widths
-        module.ranges = ranges_of(features, kernels)
+        module.ranges, module.types = ranges_of(features, kernels), types_of(features, kernels)
         return module
 
     def restore(self, weights: Weights) -> LearnedKernels:
@@ -104,6 +104,7 @@ class GraphLearner:
         module = LearnedKernels(net)
         module.calibration = {name: dict(widths) for name, widths in weights.description["calibration"].items()}
         module.ranges = {op: tuple(limits) for op, limits in weights.description["ranges"].items()}
+        module.types = dict(weights.description.get("types", {}))
         return module
 
     def thaw(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> None:
@@ -118,6 +119,8 @@ class GraphLearner:
         if np.diff(rows.start)[chosen].max() > 1:
             net.fusion = Fusion(features.blind.shape[1], vocab, edges=self.edges)
         module.ranges = _widen(module.ranges, ranges_of(features, kernels))
+        for op, seen in types_of(features, kernels).items():
+            module.types[op] = sorted({*module.types.get(op, ()), *seen})
 
     def loss(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> Tensor:
         """Mean error of log seconds, and how badly the scale fits it."""
@@ -150,7 +153,8 @@ class GraphLearner:
         assert isinstance(module, LearnedKernels)
         net = module.net
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in net.state_dict().items()}
-        return arrays, {"model": net.model(), "calibration": module.calibration, "ranges": module.ranges}
+        meaning = {"model": net.model(), "calibration": module.calibration}
+        return arrays, {**meaning, "ranges": module.ranges, "types": module.types}
 
 
 class LearnedKernels(nn.Module):
@@ -161,6 +165,7 @@ class LearnedKernels(nn.Module):
         self.net = net
         self.calibration: dict[str, dict[str, float]] = {}
         self.ranges: dict[str, tuple[float, ...]] = {}
+        self.types: dict[str, list[str]] = {}
 
     def regime(self, device: str, its_chip: str) -> str:
         """As ``predict.regime_of``."""

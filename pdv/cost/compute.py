@@ -33,6 +33,10 @@ ROOFLINE_RELATIVE_STD = 0.6
 # AdamW reads weight, gradient and two moments, and writes weight and moments: seven passes over the parameters
 # (Loshchilov and Hutter, ICLR 2019, algorithm 2, in one fused pass).
 ADAMW_PASSES = 7
+# Share of a GPU's bandwidth that torch's fused AdamW reaches, by bytes of a moment: it reads four elements of a tensor
+# at once, whatever their size. Llama 1B, a layer of Mixtral and GPT-2 on an H100, PyTorch 2.11, less what the host
+# takes before the first kernel (benchmarks/results/gpu_steps_h100.json).
+ADAMW_REACHED = {2: 0.62, 4: 0.81}
 
 # Peak rates over bfloat16's, by format of a product: each half of the bits doubles them (data sheets of H100 and B200).
 GAIN = {"fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
@@ -69,10 +73,11 @@ class ComputeModel:
             for device in self.devices
         )
 
-    def optimizer_seconds(self, num_bytes: float) -> float:
+    def optimizer_seconds(self, num_bytes: float, moment: int = 4) -> float:
         """AdamW over ``num_bytes`` of one device's weights; launches are fused over all weights and not counted."""
         return max(
-            ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s / device.pace for device in self.devices
+            ADAMW_PASSES * num_bytes / _reached(device, moment) / device.memory_bandwidth_bytes_per_s / device.pace
+            for device in self.devices
         )
 
     @property
@@ -115,9 +120,9 @@ class ComputeModel:
         seconds = self.seconds(work, dtype)
         return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds, "analytic", why)
 
-    def optimizer(self, num_bytes: float) -> Estimate:
+    def optimizer(self, num_bytes: float, moment: int = 4) -> Estimate:
         """``optimizer_seconds`` with the roofline's deviation."""
-        seconds = self.optimizer_seconds(num_bytes)
+        seconds = self.optimizer_seconds(num_bytes, moment)
         return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds)
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:  # noqa: ARG002  # the protocol's
@@ -127,3 +132,8 @@ class ComputeModel:
     def provenance(self) -> dict[str, Any]:  # Any: JSON
         """It has no weights."""
         return {"name": "analytic", "hash": None, "devices": {}}
+
+
+def _reached(device: Device, moment: int) -> float:
+    """Share of a device's bandwidth that AdamW reaches; of CPUs none is known."""
+    return 1.0 if device.kind == "cpu" else ADAMW_REACHED.get(moment, ADAMW_REACHED[4])

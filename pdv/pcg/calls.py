@@ -1,4 +1,5 @@
-"""Calls that an emitted program's host issues for an operator. Entry point: ``issued``.
+"""Calls that an emitted program's host issues for an operator. Entry points: ``issued``,
+``parameters_read``.
 
 Some operators are written within another's call: a bias in its product's, the statistics of a batch norm and what moves
 its running ones in the norm's.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ir.dims import Loops
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.ops import OPERATORS
 from pdv.pcg.plan_cost import FIXED_MOST, is_bias
 
@@ -25,6 +26,11 @@ def issued(node: Node, loops: Loops, behind: int) -> tuple[int, int]:
     if (is_within_norm(node) and is_whole) or is_within_product(node) or not node.op.kernel:
         return 0, 0
     return 1, min(1, behind)
+
+
+def parameters_read(node: Node) -> int:
+    """How many trained parameters an operator reads, each of which the host takes a leaf of, and gives its gradient."""
+    return sum(base.is_param and base.needs_grad for base in map(unmoved, node.operands))
 
 
 def is_within_product(node: Node) -> bool:

@@ -24,6 +24,7 @@ from pdv.schedule.pieces import Pieces, pieces
 from pdv.search.meshes import BestPlan, realize_solution
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
+from pdv.simulate.calibration import CALIBRATION
 
 FREE = 1e30  # bytes: a limit that every plan keeps
 
@@ -130,7 +131,9 @@ class Insides:
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
         kinds = dict(stages)
-        profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
+        on_gpu = any(entry.device.kind == "gpu" for entry in self.space.cluster.classes)
+        update_s = CALIBRATION.host_update_s if on_gpu else 0.0
+        profiles = tuple(profile(one, derived.pcg, where, found.count, update_s=update_s) for one in kinds.values())
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
         firsts = [by_stage.kind_of.index(kind) for kind in range(len(profiles))]
         timings = tuple(measure(self._alone(candidate, plan, stage), found, self.middle) for stage in firsts)

@@ -21,6 +21,7 @@ from pdv.problem.recomputation import HOSTED
 from pdv.problem.workload import STALE, Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight, most_held
 from pdv.schedule.pieces import Pieces
+from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.pipeline import STEADY, Durations, Sends, Timeline, compose
 from pdv.simulate.engine.shared import Cores, compose_shared
 from pdv.simulate.engine.task import PICO, picoseconds
@@ -199,7 +200,8 @@ class Whole:
             optimizer_s, here = self.profiles[stage].optimizer_s, self._pipeline.layout.chunks_on(stage)
             stepped = sum(float(optimizer_s[ends[chunk] : ends[chunk + 1]].sum()) for chunk in here)
             done.append(max(end, behind) + stepped)
-        return float(max(done))
+        on_gpu = any(entry.device.kind == "gpu" for entry in self.cluster.classes)
+        return float(max(done)) + (CALIBRATION.host_step_s if on_gpu else 0.0)
 
     @property
     def _goes_on(self) -> bool:

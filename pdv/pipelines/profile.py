@@ -89,8 +89,13 @@ def piece_of_pcg(derived: Derived, of: Mapping[Node, int], count: int) -> dict[N
     return found
 
 
-def profile(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> Profile:
-    """By piece; ``problem`` is on the rewritten graph, with the links and the devices of the stage that runs it."""
+def profile(
+    problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int, *, update_s: float = 0.0
+) -> Profile:
+    """By piece; ``problem`` is on the rewritten graph, with the links and the devices of the stage that runs it.
+
+    update_s: of the host, for each parameter that the optimizer updates.
+    """
     cost = plan_cost(problem, pcg)
     seconds = np.zeros((4, count))
     for node, one in cost.nodes.items():
@@ -99,7 +104,7 @@ def profile(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: i
         seconds[2 if kept or _is_sum(node) else 1, piece] += one.backward_s
     held = _bytes(problem, pcg, piece_of, count)
     forward_s, backward_s, sums_s, gathers_s = seconds
-    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, count) + gathers_s, *held)
+    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, update_s, count) + gathers_s, *held)
 
 
 def _is_sum(node: Node) -> bool:
@@ -107,12 +112,14 @@ def _is_sum(node: Node) -> bool:
     return node.op.transition.only_names and unmoved(node).is_param
 
 
-def _optimizer(cost: PlanCost, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> Numbers:
-    found = np.zeros(count)
+def _optimizer(cost: PlanCost, pcg: Graph, piece_of: Mapping[Node, int], update_s: float, count: int) -> Numbers:
+    """Of the device, or of its host where that takes longer."""
+    found, hosts = np.zeros(count), np.zeros(count)
     trained = [node for node in pcg.params if node.needs_grad]
     for node, estimate in zip(trained, cost.optimizer, strict=False):  # none in inference
         found[piece_of[node]] += estimate.mean_s
-    return found
+        hosts[piece_of[node]] += update_s
+    return np.maximum(found, hosts)
 
 
 def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> tuple[Numbers, Numbers, Numbers]:

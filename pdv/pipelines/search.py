@@ -45,6 +45,7 @@ BETTER = 0.998  # times what a mesh takes where memory does not matter, that ano
 ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
 BOUNDING = 0.3  # of the time that there is, for the bound of what was found by then
 MIXED = 3  # candidates whose stages may differ
+TIED = 1.003  # times an estimate: what simulations may order otherwise
 MADE = 4  # plans at most, once one fits
 ALIKE = 2  # numbers of micro-batches of them with the same stages on the same mesh: estimates of these err alike
 
@@ -183,17 +184,19 @@ class Search:
             for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
                 self._keep(found)
         made: set[tuple[Candidate, Mode]] = set()
-        done: set[tuple[Candidate, Recompute, Order]] = set()
+        done: dict[tuple[Candidate, Recompute, Order], float] = {}
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
             kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
             same = [c for c, _ in made if (c.stages, c.mesh) == (one.candidate.stages, one.candidate.mesh)]
             alike = {c.micro_batches for c in (*same, one.candidate)}
-            if kind not in made and turns not in done and (self.best is None or len(alike) <= ALIKE):
+            if kind in made or one.step_s > TIED * done.get(turns, math.inf):
+                continue
+            if self.best is None or len(alike) <= ALIKE:
                 made.add(kind)
                 if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
-                    done.add(turns)  # of more or fewer stages on each rank the fastest
+                    done.setdefault(turns, one.step_s)  # of more or fewer stages on each rank the fastest
         plain = min((one for one in self._all if one.is_plain and one.fits), key=lambda one: one.step_s, default=None)
         if plain is not None and self.best is not None and plain.step_s < self.best.step_s:
             self._make(plain, self.estimates.insides)  # what estimates of pipelines leave out it may not have

@@ -73,7 +73,9 @@ def step_estimate(
     There gradients are sent first, and weights come back behind it: nothing of it runs beside compute.
     """
     if not precision.on_host:
-        return compute.optimizer(num_bytes).times(precision.updated_share(weight))
+        return compute.optimizer(num_bytes, precision.moment_bytes(weight) // MOMENTS).times(
+            precision.updated_share(weight)
+        )
     assert host is not None, "asked of problems that have one"
     elements = num_bytes / weight
     sent, stepped = precision.gradient_bytes(weight), precision.updated_bytes(weight)

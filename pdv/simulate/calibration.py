@@ -21,6 +21,11 @@ class Calibration:
         host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch), of emitted programs one
             call; on a GPU the host runs ahead, and only where kernels are shorter than this does the device wait.
         host_backward_s: the same in backward, which runs from C++; what it runs again of forward, runs from Python.
+        host_read_s, host_gradient_s: host time of an emitted program for each trained parameter that an operator reads:
+            to take its leaf in forward; in backward autograd's node, and what the program does with its gradient.
+        host_kept_s: host time for each call of a layer that runs again in backward, either time: hooks take, and give
+            back, what it would keep.
+        host_update_s: host time of the optimizer for each parameter.
         host_add_s: host time to add a parameter's gradient to that of the micro-batches before, a kernel of its own.
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
@@ -50,6 +55,10 @@ class Calibration:
 
     host_forward_s: float = 1.165e-4
     host_backward_s: float = 1.77e-5
+    host_read_s: float = 0.0
+    host_gradient_s: float = 0.0
+    host_kept_s: float = 0.0
+    host_update_s: float = 0.0
     host_add_s: float = 1.77e-5
     host_pass_s: float = 1e-4
     turn_cpu_s: float = 10e-3
@@ -81,7 +90,8 @@ OF_FRAMEWORKS = Calibration()
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
 # (benchmarks/ranking.py): their steps are off by 18 % on average, whatever their kernels' prices say.
 CALIBRATION = replace(
-    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=9.5e-5, host_add_s=9e-6, unaligned=1.0, half_aligned=1.0,
+    OF_FRAMEWORKS, host_forward_s=3.8e-5, host_backward_s=1.5e-5, host_read_s=2e-6, host_gradient_s=6e-5,
+    host_kept_s=3.5e-5, host_update_s=9.5e-6, host_add_s=9e-6, unaligned=1.0, half_aligned=1.0,
     std_gain=1.0, std_most=math.inf,
 )  # fmt: skip
 

@@ -124,7 +124,7 @@ class Lowered:
             program = self._with_sums(program, part, kind)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
         ahead = sum(computing(program.forward) for program in programs)
-        tail = sums.tail(kind.prices, self._tie(number), kind.segments.issue[0], ahead) if self._train else Segment(())
+        tail = sums.tail(kind.prices, self._tie(number), kind.segments, ahead) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
 
     @property
@@ -135,7 +135,7 @@ class Lowered:
         """Gradients added up behind each backward pass, and summed over devices where that cannot wait."""
         if not self._train:
             return program
-        issue = kind.segments.issue[1]
+        issue = kind.segments.moves[1]
         beside = self.workload.execution.overlap.gradients
         tasks = (
             *(sums.sum_tasks(issue) if sums.each_time and not beside else ()),

@@ -24,7 +24,7 @@ from ir.cost_model import Query, backward_work
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from pdv.cluster import Device
-from pdv.pcg.calls import issued
+from pdv.pcg.calls import issued, parameters_read
 from pdv.pcg.scaled import estimate_nodes
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.profile import Numbers
@@ -285,7 +285,7 @@ def issued_seconds(space: Space, graph: Graph) -> tuple[float, float]:
     """Seconds in which a host issues the kernels of a program, forward and backward; a CPU issues to itself."""
     if not any(entry.device.kind == "gpu" for entry in space.cluster.classes):
         return 0.0, 0.0
-    forward = backward = 0
+    forward = backward = read = 0
     for node in graph.nodes:
         if not node.is_leaf and node.op.kind != "parallel":
             types, behind = [operand.type for operand in node.operands], 0
@@ -293,4 +293,6 @@ def issued_seconds(space: Space, graph: Graph) -> tuple[float, float]:
                 behind = backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
             kernels = issued(node, node.loops, behind)
             forward, backward = forward + kernels[0], backward + kernels[1]
-    return forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s
+            read += parameters_read(node)
+    forward_s, backward_s = forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s
+    return forward_s + read * CALIBRATION.host_read_s, backward_s + read * CALIBRATION.host_gradient_s

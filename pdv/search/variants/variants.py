@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ir.graph import Graph, Node
+from ir.views import read_twice
 from pdv.rewrite.match import Match
 from pdv.rewrite.rewriter import CircleError, RewriteBuilder, Serves, Where, found_matches, rewritten, served
 from pdv.rewrite.rule import Rule
@@ -151,7 +152,11 @@ def applied_rule(
 
 
 def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dict[Node, int]) -> Variant | None:
-    """The rewritten block; None if it makes nothing, or reads a parameter twice that others expect to be read once."""
+    """The rewritten block; None if it makes nothing, or reads a parameter twice that others expect to be read once.
+
+    Or elements of a stored tensor in two parameters, each of which would be trained apart: in a joined one, and in one
+    of its parts, where what reads that part by itself has other readers.
+    """
     block = variant.block
     outputs = tuple(new.get(node, node) for node in block.outputs)
     updates = tuple(new.get(node, node) for node in block.updates)
@@ -161,7 +166,7 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     if sink is not None and (sink.is_leaf or sink in outside):
         return None
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
-    if any(count > 1 and param not in tied for param, count in reads.items()):
+    if any(count > 1 and param not in tied for param, count in reads.items()) or read_twice(reads):
         return None
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
 

@@ -16,7 +16,7 @@ from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
 from ir.verify import node_local_loops, node_splits
-from pdv.pcg.calls import is_within_norm, is_within_product, issued
+from pdv.pcg.calls import is_within_norm, is_within_product, issued, parameters_read
 from pdv.pcg.units import moves_units
 from pdv.problem import Problem
 from pdv.problem.formats import EMITTED_CALLS
@@ -41,7 +41,7 @@ class Entry:
         backward: whether it has a gradient to work for.
         regathers: whether a parameter is gathered again in backward (ZeRO-3).
         kernels: of the device, forward and backward.
-        issued: by the host: kernels of frameworks, calls of emitted programs.
+        issued: by the host: kernels of frameworks, calls of emitted programs; read: trained parameters of the latter.
         two_products: whether backward is two products, one for each operand.
         dims: of a move, the dims along which its pieces are put together, forward and backward.
     """
@@ -60,6 +60,7 @@ class Entry:
     regathers: bool = False
     kernels: tuple[int, int] = (0, 0)
     issued: tuple[int, int] = (0, 0)
+    read: int = 0
     two_products: bool = False
     dims: tuple[int, int] = (0, 0)
 
@@ -135,6 +136,7 @@ class Entries:
             backward=backward,
             kernels=(int(node.op.kernel), kernels),
             issued=self._issued(node, loops, kernels),
+            read=parameters_read(node) if self._eager else 0,
             two_products=backward and node.op.kind == "contraction" and sum(node.wanted) == 2,
         )
 
@@ -143,7 +145,7 @@ class Entries:
             return int(node.op.kernel), behind
         products = self.problem.products
         if products is not None and behind and products.takes(node.op, [operand.type for operand in node.operands]):
-            return EMITTED_CALLS
+            return EMITTED_CALLS[products.format.name]
         return issued(node, loops, behind)
 
     def move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:

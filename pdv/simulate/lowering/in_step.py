@@ -58,9 +58,9 @@ class InStep:
         price = self._device.of_query(query, found, (int(query.op.kernel), backward))
         return _seconds(found, price)
 
-    def optimizer(self, num_bytes: float) -> Estimate:
+    def optimizer(self, num_bytes: float, moment: int = 4) -> Estimate:
         """The model's."""
-        return self.compute.optimizer(num_bytes)
+        return self.compute.optimizer(num_bytes, moment)
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:  # noqa: ARG002  # the protocol's
         """Not a part of the graph."""

@@ -170,7 +170,9 @@ class DevicePrices:
         if self.execution.loss == "fused":  # logits are read forward; read again, and their gradient written over them
             sizes = [float(sum(piece.num_bytes for piece in pieces)) * passes for passes in FUSED_LOSS_PASSES]
             return inside.price(NodeEstimate(*map(self.traffic, sizes)), (1, 1), inside.slowdown(None))
-        known = problem.compute.outside(pieces)
+        # frameworks cast logits to float32; torch's own loss, in emitted programs, reads and writes them as they are
+        taken = pieces if self.execution.eager else [replace(piece, dtype=DType.F32) for piece in pieces]
+        known = problem.compute.outside(taken)
         ahead, behind = LOSS_PASSES
         if known.mean_s > 0.0:
             parts = [known.times(passes / (ahead + behind)) for passes in LOSS_PASSES]

@@ -58,6 +58,14 @@ class Segments:
             picoseconds(calibration.host_forward_s) if gpu else 0,
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
+        read_s, gradient_s = calibration.host_read_s, calibration.host_gradient_s
+        if execution.eager and execution.precision.master:  # each is rounded as it is read: half as much as a call
+            read_s, gradient_s = read_s + calibration.host_forward_s / 2, gradient_s + calibration.host_backward_s / 2
+        self.reads = (picoseconds(read_s), picoseconds(gradient_s)) if gpu else (0, 0)
+        self.kept = picoseconds(calibration.host_kept_s) if gpu and execution.recompute != "none" else 0
+        self.updates = picoseconds(calibration.host_update_s) if gpu else 0
+        # of a program in Python its collectives' backward is, too
+        self.moves = (self.issue[0],) * 2 if execution.eager else self.issue
         self.adds = picoseconds(calibration.host_add_s) if gpu else 0
         waits = stages > 1 and any(device.share < 1.0 for device in links.devices)
         begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if waits else 0.0
@@ -96,7 +104,9 @@ class Segments:
         segment = self._known.get(key)
         if segment is None:
             work = _Work(self, items, start, fused)
-            tasks = work.forward(gathers) if phase == "forward" else work.backward(gathers, due, again=layer)
+            tasks = (
+                work.forward(gathers, again=layer) if phase == "forward" else work.backward(gathers, due, again=layer)
+            )
             segment = self._known[key] = Segment(self._issued(self._bound(tasks)), phase)
         return segment
 
@@ -170,11 +180,13 @@ class _Work:
         self._pieces = Pieces(
             lowering.links, lowering.prices[0], lowering.execution, [x.entry for x in items], lowering.hidden
         )
+        self._kept = 0  # of the host, for each call forward
         self._held: list[Task] = []  # products that may run behind the next collective
         self.tasks: list[Task] = []
 
-    def forward(self, gathers: Sequence[tuple[Entry, int]]) -> list[Task]:
-        """In order; parameters of later runs are gathered first."""
+    def forward(self, gathers: Sequence[tuple[Entry, int]], *, again: bool) -> list[Task]:
+        """In order; parameters of later runs are gathered first. ``again``: whether it is a layer's."""
+        self._kept = self._lowering.kept if again else 0
         self._gather(gathers, GATHER)
         self._await_gathers(GATHER)
         for number, item in enumerate(self._items):
@@ -184,6 +196,7 @@ class _Work:
     def backward(self, gathers: Sequence[tuple[Entry, int]], due: Due, *, again: bool) -> list[Task]:
         """In reverse; with recomputation the run's forward, or its attention's inside, again."""
         recompute = self._lowering.execution.recompute
+        self._kept = self._lowering.kept if again else 0
         self._gather(gathers, REGATHER)
         self._await_gathers(REGATHER)
         for item in () if self._overlap.gathers else self._items:
@@ -238,7 +251,7 @@ class _Work:
         """Local work of each class; a product's second gradient may run behind a collective of the first."""
         entry = item.entry
         plain = self._fused is None and not any(after)
-        key = (entry.number, way, part)
+        key = (entry.number, way, f"{part} kept" if self._kept else part)
         found = self._lowering.tasks.get(key) if plain else None
         if found is None:
             found = tuple(self._local(number, entry, way, part, after))
@@ -258,6 +271,8 @@ class _Work:
         """Of each class that has anything to do."""
         scale, launches = (1.0, True) if self._fused is None else self._fused[number]
         issue = self._lowering.issue[way]  # what runs again is the model's own forward pass
+        issue += self._kept if way == 0 else 0
+        read = self._lowering.reads[way] * entry.read
         name = entry.name if way == 0 else f"{entry.name} backward"
         for kind in range(self._classes):
             price: Price = self._lowering.prices[kind].entries[entry.number]
@@ -266,7 +281,7 @@ class _Work:
                 duration = round(duration * scale)
             if kernels or duration:
                 detail = (("source", price.estimates[way].source),)
-                yield Task(name, part, (kind,), duration, issue * kernels, after=after[kind], detail=detail)
+                yield Task(name, part, (kind,), duration, issue * kernels + read, after=after[kind], detail=detail)
 
     def _collective(
         self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits = (), left: int = -1
@@ -305,7 +320,7 @@ class _Work:
                 axis,
                 classes,
                 duration,
-                self._lowering.issue[0 if kind in FIRST else 1],
+                self._lowering.moves[0 if kind in FIRST else 1],
                 streams[place_of],
                 blocks,
                 -1 if blocks else self._number(place, kind, classes[0]),
@@ -318,7 +333,7 @@ class _Work:
 
     def _copies(self, entry: Entry, way: int, kind: int) -> None:
         """What the emitted program copies around a collective, and what it takes to call one on a CPU."""
-        issue = self._lowering.issue[0 if kind in FIRST else 1]
+        issue = self._lowering.moves[0 if kind in FIRST else 1]
         for number, prices in enumerate(self._lowering.prices):
             price = prices.entries.get(entry.number)
             if price is not None and (price.forward, price.backward)[way]:
@@ -349,7 +364,7 @@ class _Work:
                     self._links.mesh.spans[axis],
                     classes,
                     duration,
-                    self._lowering.issue[1],
+                    self._lowering.moves[1],
                     self._links.sums[axis][place_of],
                     blocks=False,
                     makes=self._number(place, kind, classes[0]),

@@ -20,6 +20,7 @@ from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links
 from pdv.simulate.lowering.price import DevicePrices
 from pdv.simulate.lowering.runs import NodeRun
+from pdv.simulate.lowering.segments import Segments
 
 Bucket = tuple[int, int, float]
 """(axis under which it counts, picoseconds, bytes)"""
@@ -143,12 +144,13 @@ class Sums:
                 tasks += self._collectives("gradients", self._bucket(axes, size), issue)
         return tasks
 
-    def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int, ahead: int = 0) -> Segment:
+    def tail(self, prices: Sequence[DevicePrices], tied: int, segments: Segments, ahead: int = 0) -> Segment:
         """What follows the last backward: sums that do not overlap, those of tied weights, the optimizer, gathers.
 
-        ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch; ``ahead``: of compute
-        of the next step's first forward pass, which hides gathers where they may run beside it.
+        ``tied``: picoseconds of sums with other stages; ``ahead``: of compute of the next step's first forward pass,
+        which hides gathers where they may run beside it.
         """
+        issue, updates = segments.issue[0], segments.updates * len(self.params)
         tasks = barrier(self.links)
         if not (self.execution.overlap.gradients or self.each_time):
             tasks += self.sum_tasks(issue)
@@ -158,7 +160,8 @@ class Sums:
         for number, own in enumerate(prices):
             tasks.append(self._clipping(number, own, issue))
             time = sum(picoseconds(estimate.mean_s) for estimate in self.optimizer(own))
-            tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue))
+            ahead_of = max(0, updates - time)  # launches begin before the host has looked at all parameters
+            tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue + ahead_of))
         if self.execution.zero:
             tasks += self._gathers(prices[0], issue, ahead)
         if self._unit_of:

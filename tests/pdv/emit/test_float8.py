@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_zeros_large_and_single_rows(recipe: str) -> None:
     assert LINEARS[recipe](x.float(), weight.float(), bias.float()).equal(
         F.linear(x.float(), weight.float(), bias.float())
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_scale_is_the_largest_power_of_two_that_leaves_nothing_out(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    edges = [most * 2.0**n * (1 + step * 2.0**-7) for n in (-40, -3, 0, 5, 90) for step in (-1, 0, 1)]
+    for magnitude in (*edges, *torch.logspace(-11, 38, 400).tolist()):
+        x = torch.tensor([[-magnitude, magnitude / 3]]).bfloat16()
+        found = float8.cast(x, dtype)
+        expected = 2.0 ** math.floor(math.log2(most / x.abs().max().item()))
+        assert found.inverse.item() == 1 / expected
+        assert torch.equal(found.values.float(), (x.float() * expected).to(dtype).float())
 
 
 @pytest.mark.slow  # compiling takes seconds

@@ -7,9 +7,11 @@ import pytest
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.ops import OPERATORS
 from ir.proof.exact import verify_equal
-from ir.views import sources_of
+from ir.views import read_twice, sources_of
 from pdv.rewrite.algebra import RULES
+from pdv.rewrite.rewriter import RewriteBuilder
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realize_solution
@@ -122,3 +124,20 @@ def test_heads_of_several_outputs_stay_apart(apart: bool) -> None:
                 reads = (operand for node in variant.block.nodes for operand in node.operands if operand.is_param)
                 joined |= {sources_of(param) for param in reads if len(sources_of(param)) > 1}
     assert bool(joined) is not apart
+
+
+def test_a_weight_whose_product_is_read_again_is_not_joined_to_another() -> None:
+    """h + down(relu(up h)) with h = in x: a product of (in, down) leaves h to be computed, of the weight by itself."""
+    graph = mlp()
+    (block,) = split_blocks(graph, RULES)
+    tied = tied_params(graph)
+    joining = [rule for rule in RULES if rule.needs.get("linear", 0) >= 2]
+    made = [apply_rule(Variant(block), rule, tied) for rule in joining]
+    for variant in filter(None, made):
+        read = [operand for node in variant.block.nodes for operand in node.operands if operand.is_param]
+        assert not read_twice(read), variant.rules
+    k = RewriteBuilder()
+    first, *_, last = graph.params
+    joined = k.apply(OPERATORS["concat"], (first, last), {"dim": 1})
+    assert joined.is_param
+    assert read_twice([first, joined])
