@@ -20,11 +20,13 @@ from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.memory.allocator import room_within
+from pdv.pcg.fused import fused_of
 from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pins import PinSet
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Pins, Problem
+from pdv.problem.fused import Fused
 from pdv.problem.problem import allow_none
 from pdv.problem.workload import ON_HOST, RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
@@ -173,6 +175,23 @@ class Space:
         if micro_batches not in known:
             known[micro_batches] = micro_batch(self.problem.graph, micro_batches)
         return known[micro_batches]
+
+    def fused(self, micro_batches: int) -> Fused | None:
+        """What operators take of a micro-batch that is compiled, as a replay of its program finds it."""
+        graph = self.graph(micro_batches)
+        if self.problem.fused is None or graph is None:
+            return None
+        if micro_batches not in self._fused:
+            self._fused[micro_batches] = fused_of(graph, self.problem.compute)
+        return self._fused[micro_batches]
+
+    @cached_property
+    def _fused(self) -> dict[int, Fused]:
+        return {1: self.problem.fused} if self.problem.fused is not None else {}
+
+    def of_micro_batch(self, graph: Graph, micro_batches: int) -> Problem:
+        """The problem of one of so many micro-batches, whose program, or a short one of it, is ``graph``."""
+        return replace(self.problem, graph=graph, rows=None, fused=self.fused(micro_batches))
 
     @cached_property
     def stages(self) -> tuple[int, ...]:

@@ -96,9 +96,13 @@ class Insides:
         except PinsError:  # rows are too few for a technique; what is named wrongly was said before
             return None
         plain = replace(
-            self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None,
-            versions=self.space.versions(candidate.stages), pins=pins,
-        )  # fmt: skip
+            self.space.of_micro_batch(graph, candidate.micro_batches),
+            mesh=candidate.mesh,
+            axes=candidate.inside,
+            rules=self.rules,
+            versions=self.space.versions(candidate.stages),
+            pins=pins,
+        )
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         once, several = 1.0 / candidate.spread, candidate.several
         problem = replace(plain, memory_limit=limit, resting=resting, once=once, several=several, adding_s=adding_s)

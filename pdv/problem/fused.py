@@ -12,14 +12,21 @@ from ir.types import TensorType
 
 @dataclass(frozen=True)
 class Fused:
-    """Of a program that is compiled, by what is alike at every batch (``kind_of``)."""
+    """Of a program that is compiled, by what is alike on every device (``kind_of``).
+
+    Shares are of kernels on so many rows: a program of other rows, a micro-batch's, has its own (``fused_of``).
+    """
 
     shares: Mapping[Hashable, float]
 
     def of(self, query: Query, found: NodeEstimate) -> NodeEstimate:
         """What an operator takes of what it takes alone; its gradient the same part."""
-        share = self.shares.get(kind_of(query.op, query.operands, query.result, query.attrs), 1.0)
+        share = self.share(query.op, query.operands, query.result, query.attrs)
         return found if share == 1.0 else NodeEstimate(*(part.times(share) for part in found))
+
+    def share(self, op: Operator, operands: tuple[TensorType, ...], result: TensorType, attrs: Attrs) -> float:
+        """The part of an operator's own time that is left."""
+        return self.shares.get(kind_of(op, operands, result, attrs), 1.0)
 
     @property
     def identity(self) -> list[tuple[str, float]]:

@@ -355,10 +355,8 @@ class Bounds:
         alone = candidate.stages == 1
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         problem = replace(
-            self.space.problem,
-            graph=source.graph,
+            self.space.of_micro_batch(source.graph, candidate.micro_batches),
             mesh=candidate.mesh,
-            rows=None,
             once=1.0 / candidate.micro_batches if alone else 0.0,
             several=candidate.several,
             adding_s=adding_s,

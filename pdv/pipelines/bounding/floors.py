@@ -28,6 +28,7 @@ from pdv.pcg.calls import issued, parameters_read
 from pdv.pcg.scaled import estimate_nodes
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.profile import Numbers
+from pdv.problem.fused import Fused
 from pdv.problem.workload import Execution
 from pdv.schedule.pieces import pieces
 from pdv.search.blocks import Block
@@ -130,7 +131,8 @@ class Floors:
     def _by_blocks(self, micro_batches: int) -> dict[Sizes, Numbers]:
         if micro_batches not in self._blocks:
             source = self.source_of(micro_batches)
-            self._blocks[micro_batches] = {} if source is None else self._of_blocks(source)
+            fused = self.space.fused(micro_batches)
+            self._blocks[micro_batches] = {} if source is None else self._of_blocks(source, fused)
         return self._blocks[micro_batches]
 
     def of_blocks(self, micro_batches: int, mesh: Mesh) -> tuple[Numbers, Numbers, Numbers]:
@@ -167,8 +169,9 @@ class Floors:
             return np.ones(len(self.devices))
         nodes = [node for block in source.blocks for node in block.nodes if node.op.kernel]
         whole = {node: (tuple(node.loops.extents.values()),) for node in nodes}
-        self._ask(whole)
-        taken_by = {node: self._prices[_kind(node)][shape].sum(axis=1) for node, (shape,) in whole.items()}
+        fused = self.space.fused(1)
+        self._ask(whole, fused)
+        taken_by = {node: self._prices[_kind(node, fused)][shape].sum(axis=1) for node, (shape,) in whole.items()}
         taken = sum(taken_by[node] for node in nodes)  # blocks that are there again have the same nodes
         return np.asarray(1.0 / np.maximum(taken, LEAST_S))
 
@@ -195,7 +198,7 @@ class Floors:
             return [()]
         return list(dict.fromkeys(mesh.shape for p in self.space.stages for mesh in self.space.meshes(p)))
 
-    def _of_blocks(self, source: SourceBlocks) -> dict[Sizes, Numbers]:
+    def _of_blocks(self, source: SourceBlocks, fused: Fused | None) -> dict[Sizes, Numbers]:
         """By sizes [block; forward and backward, backward, forward, forward of the layers], weighed."""
         found = pieces(source.graph)
         layers = {node for node, piece in found.of.items() if found.layers[piece]}
@@ -203,23 +206,23 @@ class Floors:
         for number, block in enumerate(source.blocks):  # of those that are there again each may do otherwise
             ways.setdefault(block, []).extend(variants_of(source, number, self.rewrites))
         nodes = dict.fromkeys(node for each in ways.values() for one in each for node in one.nodes if node.op.kernel)
-        least, nothing = self._least(list(nodes)), np.zeros((len(self._sizes), 3))
+        least, nothing = self._least(list(nodes), fused), np.zeros((len(self._sizes), 3))
         sums: dict[Block, Numbers] = {}
         for block, each in ways.items():
             of = np.min([sum((least[node] for node in one.nodes if node in least), nothing) for one in each], axis=0)
             sums[block] = np.column_stack([of, of[:, 2] * layers.issuperset(block.nodes)])
         return dict(zip(self._sizes, np.stack([sums[block] for block in source.blocks], axis=1), strict=True))
 
-    def _least(self, nodes: Sequence[Node]) -> dict[Node, Numbers]:
+    def _least(self, nodes: Sequence[Node], fused: Fused | None) -> dict[Node, Numbers]:
         """By node [sizes; forward and backward, backward, forward], weighed: the least of all shapes and classes."""
         kinds: dict[Node, tuple[Hashable, Hashable]] = {
-            node: (_kind(node), tuple(node.loops.extents.items())) for node in nodes
+            node: (_kind(node, fused), tuple(node.loops.extents.items())) for node in nodes
         }
         firsts: dict[tuple[Hashable, Hashable], Node] = {}
         for node, kind in kinds.items():
             firsts.setdefault(kind, node)
         shapes = {kind: [_shapes(node, sizes) for sizes in self._sizes] for kind, node in firsts.items()}
-        self._ask({firsts[kind]: [one for each in of for one in each] for kind, of in shapes.items()})
+        self._ask({firsts[kind]: [one for each in of for one in each] for kind, of in shapes.items()}, fused)
         found = {}
         for kind, of in shapes.items():
             least, known = [], self._prices[kind[0]]
@@ -229,23 +232,20 @@ class Floors:
             found[kind] = np.array(least)
         return {node: found[kind] for node, kind in kinds.items()}
 
-    def _ask(self, asked: Mapping[Node, Sequence[Shape]]) -> None:
+    def _ask(self, asked: Mapping[Node, Sequence[Shape]], fused: Fused | None) -> None:
         """Know the prices of nodes whose loops have such extents on a device."""
         new: list[tuple[dict[Shape, Numbers], Shape]] = []
         queries = []
         for node, shapes in asked.items():
-            known = self._prices.setdefault(_kind(node), {})
+            known = self._prices.setdefault(_kind(node, fused), {})
             for shape in shapes:
                 if shape not in known:
                     known[shape] = np.zeros(0)  # asked for
                     new.append((known, shape))
                     extents = dict(zip(node.loops.extents, shape, strict=True))
                     queries.append(Query.of(node, replace(node.loops, extents=extents), train=True))
-        problem = self.space.problem
-        prices = [
-            estimate_nodes(self.space.in_step(device), queries, problem.products, problem.fused)
-            for device in self.devices
-        ]
+        products = self.space.problem.products
+        prices = [estimate_nodes(self.space.in_step(device), queries, products, fused) for device in self.devices]
         for (known, shape), *each in zip(new, *prices, strict=True):
             known[shape] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
 
@@ -256,12 +256,14 @@ def variants_of(source: SourceBlocks, number: int, rewrites: Rewrites) -> list[B
     return [source.blocks[number], *([source.variant(number, names).block] if names else [])]
 
 
-def _kind(node: Node) -> Hashable:
+def _kind(node: Node, fused: Fused | None) -> Hashable:
     """Equal where prices of equal shapes are."""
     types = tuple(operand.type.dtype for operand in node.operands)
     matrix = node.operands[1].type if node.op.weight_waits else None  # by which a product's format is known
     how = node.loops.operands, node.loops.result, node.wanted if node.needs_grad else None
-    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how
+    whole = tuple(operand.type for operand in node.operands)
+    share = 1.0 if fused is None else fused.share(node.op, whole, node.type, node.attrs)
+    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how, share
 
 
 def _shapes(node: Node, sizes: Sizes) -> list[Shape]:
