@@ -1,9 +1,18 @@
-"""Where this program keeps things of its user: what may be lost (caches, reports), and what may not (a key)."""
+"""Where this program keeps things of its user: what may be lost (caches, reports), and what may not (a key).
+
+Beside it, what names of files say in texts.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+
+
+def text_of(name: str) -> str:
+    """What a file's name says where it becomes part of a text, which is UTF-8 whatever the name's bytes are."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:

@@ -6,6 +6,7 @@ own functions. A report has the traceback, the versions, and the graph without w
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -22,7 +23,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ir.errors import InternalError, PdvError, WriteError
+from ir.errors import InternalError, PdvError, UsageError, WriteError
 from ir.files.writing import is_full
 from pdv.config import VERSION
 from pdv.folders import cache_folder
@@ -37,6 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[str, float | None], None]
 """What a caller gives to be told of (stage, fraction or None)."""
+NO_WAY = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP})
+"""What is said of a place that no one can get to by that name, or not this user."""
 PACKAGES = ("numpy", "torch", "onnx", "safetensors")
 
 
@@ -60,6 +63,7 @@ def guarded(name: str) -> Iterator[None]:
     Raises:
         InternalError: in place of an exception that nobody meant.
         WriteError: if a disk was full.
+        UsageError: if a place has too long a name, or may not be looked at.
     """
     call = _Call()
     token = _CALL.set(call)
@@ -72,6 +76,8 @@ def guarded(name: str) -> Iterator[None]:
             raise
         if isinstance(error, OSError) and is_full(error):
             raise _no_room(error) from error
+        if isinstance(error, OSError) and error.errno in NO_WAY and error.filename is not None:
+            raise _no_way(error) from error
         raise _report(error, name, call.graph) from error
     finally:
         _CALL.reset(token)
@@ -82,6 +88,13 @@ def _no_room(error: OSError) -> WriteError:
     place = error.filename or "a temporary file, or what is printed,"
     mend = f"Free some room ({tempfile.gettempdir()} is for temporary files), or write elsewhere"
     return WriteError(f"{place} cannot be written ({error.strerror})", "A disk with room", mend)
+
+
+def _no_way(error: OSError) -> UsageError:
+    """The error of a place that the system does not let us look at, whatever was wanted there."""
+    place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    mend = "Choose another place, or have its permissions changed"
+    return UsageError(f"{place} cannot be reached ({error.strerror})", "A place that you may look at", mend)
 
 
 def note(graph: Graph) -> Graph:

@@ -21,7 +21,7 @@ from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
 from pdv.cli import cluster, cost, diff, doctor, explain, launch, optimize, profile, rules, simulate, verify
 from pdv.cli.engines import exporting, importing
 from pdv.cli.jobs import plan
-from pdv.cli.output import print_error
+from pdv.cli.output import open_streams, print_error
 from pdv.guard import guarded
 
 ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (700) that is 7 % of a search's time
@@ -78,6 +78,7 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(ALLOCATED)
+    open_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done
     sys.exit(code)

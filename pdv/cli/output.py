@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,9 +14,37 @@ from typing import Annotated, NoReturn
 import typer
 
 FORMAT_VERSION = 1  # of the objects that --json prints
+SHOWN = "pdv.shown"  # what is done about letters that a stream cannot encode
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def open_streams() -> None:
+    """Let all be printed wherever pdv was started: from a program that closed its streams, or with few letters.
+
+    A stream that is closed is one to nowhere, lest a file that is opened later gets its number, and with it what
+    libraries print. Letters that the encoding lacks are question marks; undecoded bytes of file names are what they
+    were.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    codecs.register_error(SHOWN, _as_shown)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=SHOWN)
+
+
+def _as_shown(error: UnicodeError) -> tuple[bytes, int]:
+    """What is printed of letters that cannot be encoded, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError), "a handler of what is printed"
+    letters = error.object[error.start : error.end]
+    return b"".join(bytes([ord(one) - 0xDC00]) if "\udc80" <= one <= "\udcff" else b"?" for one in letters), error.end
 
 
 def print_json(command: str, **content: object) -> None:
@@ -25,11 +56,22 @@ def print_error(
     command: str, slug: str, message: str, exit_code: int, *, as_json: bool, facts: Mapping[str, object] | None = None
 ) -> None:
     """The one error of a failed command: a line on stderr, or the object, with ``facts``, on stdout."""
-    if as_json:
-        print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code, **(facts or {})})
-    else:
-        with suppress(OSError):  # a full disk: the exit code tells all that can be told
-            print(f"error: {one_line(message)}", file=sys.stderr)
+    if as_json and _printed_json(command, {"slug": slug, "message": message, "exit_code": exit_code, **(facts or {})}):
+        return
+    with suppress(OSError):  # a full disk: the exit code tells all that can be told
+        print(f"error: {one_line(message)}", file=sys.stderr)
+
+
+def _printed_json(command: str, error: Mapping[str, object]) -> bool:
+    """Whether there was room for an error on stdout; what is held back there is given up otherwise."""
+    try:
+        print_json(command, error=error)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        sys.stdout = None
+        return False
+    return True
 
 
 def end(command: str, slug: str, message: str, exit_code: int, *, as_json: bool, **content: object) -> NoReturn:

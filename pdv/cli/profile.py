@@ -12,6 +12,7 @@ from ir.errors import UsageError
 from pdv.cli import values
 from pdv.cli.long.progress import progress_bar
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table
+from pdv.folders import text_of
 
 if TYPE_CHECKING:
     from ir.graph import Graph
@@ -152,5 +153,5 @@ def _plan(
     from pdv.compile import optimize
 
     plan = optimize(model, cluster=cluster, batch=batch)
-    name = f"{model.stem} on {cluster.stem}"
+    name = text_of(f"{model.stem} on {cluster.stem}")
     return of_pcg(plan.pcg, plan.mesh, name), [(name, part) for part in segments(plan.source)]

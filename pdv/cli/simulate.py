@@ -14,6 +14,7 @@ from ir.files.writing import write_whole
 from pdv.cli import values
 from pdv.cli.long.progress import progress_bar
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning
+from pdv.folders import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -181,7 +182,7 @@ def read_graph(
             program = load_program(target, dims=dims)
             if program.graph.inputs[0].type.shape[:1] != (samples,):
                 raise
-        return with_dtype(replace(program.graph, name=target.stem), Type.from_name(dtype))
+        return with_dtype(replace(program.graph, name=text_of(target.stem)), Type.from_name(dtype))
 
     return load
 

@@ -127,8 +127,7 @@ def _allowed(place: Place) -> str:
     for at in range(len(place) - 1, -1, -1):
         field = _model_at(place[:at]).model_fields.get(str(place[at]))
         if limits := dict(limits_of(field)):
-            least = f"{limits['ge']:g} to" if "ge" in limits else f"more than {limits['gt']:g} and at most"
-            return f"Allowed: {least} {limits['le']:g}"
+            return f"Allowed: {limits['ge']:g} to {limits['le']:g}"
     return ""
 
 

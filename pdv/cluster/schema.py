@@ -81,13 +81,13 @@ class DeviceSpec(Spec):
     peak: dict[Annotated[str, BeforeValidator(dtype)], Annotated[float, quantity_of(COMPUTE)]] | None = None
     memory_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
     launch_latency: Annotated[float, quantity_of(TIME)] | None = None
-    efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
+    efficiency: Annotated[float, Field(ge=0.001, le=1.0, allow_inf_nan=False, strict=True)] | None = None
     power: Annotated[float, quantity_of(POWER)] | None = None
     clock: Annotated[float, quantity_of(CLOCK)] | None = None
     mig: StrictStr | None = None
-    share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
+    share: Annotated[float, Field(ge=0.001, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
     quota: Annotated[bool, Field(strict=True)] = False
-    speed: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False, strict=True)] = 1.0
+    speed: Annotated[float, Field(ge=0.001, le=100.0, allow_inf_nan=False, strict=True)] = 1.0
     host_link: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
     host_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
     host_memory: Annotated[float, quantity_of(MEMORY)] | None = None

@@ -19,6 +19,7 @@ from ir.files.reading import read_text
 from ir.files.writing import undisturbed
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.folders import text_of
 from pdv.guard import guarded, note
 from pdv.page import REPORT, write_page
 from pdv.plan.seal import DOCUMENT, PLAN, parse_document, write_document
@@ -58,7 +59,7 @@ class Plan:
 
     def made_by(self, command: str) -> Plan:
         """The same plan, naming the command that made it at the head of the emitted program."""
-        return replace(self, document={**self.document, "command": command})
+        return replace(self, document={**self.document, "command": text_of(command)})
 
     @guarded("Plan.save")
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False, link_weights: bool = False) -> Path:

@@ -12,6 +12,7 @@ from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.graph import Graph, Node
 from ir.types import DType
 from ir.views import sources_of
+from pdv.folders import text_of
 from pdv.guard import Progress, note
 from pdv.planning.frozen import freeze
 
@@ -241,7 +242,7 @@ def _computed(parameters: Sequence[str]) -> ModelError:
 def _name_of(model: Any) -> str:  # Any: as optimize takes it
     """What people call a model: its file without suffix, its class."""
     if isinstance(model, str | os.PathLike):
-        return Path(model).stem
+        return text_of(Path(model).stem)
     if isinstance(getattr(model, "graph", None), Graph):  # a program, which has a name
         return str(model.graph.name)
     owner = getattr(model, "graph_module", model)  # an exported program has no better name than its module's

@@ -80,6 +80,16 @@ def test_saving_verifying_and_explaining_fail_as_one_error(tmp_path: Path, monke
     pdv.verify(folder)
 
 
+def test_places_that_nobody_gets_to_are_the_users(reports: Path) -> None:
+    with pytest.raises(UsageError, match=f"{'d' * 300} cannot be reached .File name too long"), guarded("this"):
+        Path("d" * 300).exists()
+    with pytest.raises(UsageError, match=r"x cannot be reached .Permission denied"), guarded("this"):
+        raise PermissionError(13, "Permission denied", "x")
+    with pytest.raises(InternalError), guarded("this"):
+        raise PermissionError(13, "Permission denied")
+    assert len(list(reports.iterdir())) == 1
+
+
 def test_errors_of_the_users_and_interrupts_pass(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError):
         planned(search="guess")

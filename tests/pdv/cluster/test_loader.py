@@ -69,6 +69,7 @@ BAD = {
     "unknown-dtype": CUSTOM.replace("float32", "float31"),
     "efficiency-nan": CUSTOM.replace("0.7", ".nan"),
     "efficiency-percent": CUSTOM.replace("0.7", "70"),
+    "share-tiny": CUSTOM.replace("efficiency: 0.7", "efficiency: 0.7\n      share: 1.0e-308"),
     "speed-zero": CUSTOM.replace("efficiency: 0.7", "efficiency: 0.7\n      speed: 0.0"),
     "share-percent": CUSTOM.replace("efficiency: 0.7", "efficiency: 0.7\n      share: 50"),
     "efficiency-text": CUSTOM.replace("0.7", "high"),

@@ -1,0 +1,67 @@
+"""Wherever `pdv` is started from, it prints what it can, and says how it ended by its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pdv
+from pdv.folders import text_of
+from pdv.frontend.program import Program
+from pdv.report.loaded import load_plan
+from tests.pdv.emit.graphs import random_weights
+from tests.pdv.worlds import cluster, mlp
+
+PDV = f"{sys.executable} -m pdv"
+STEP = "simulate --arch gpt:layers=2,hidden=64,heads=4,seq=16,vocab=64 --batch 64 --manual zero=0 -c"
+LAPTOP = "nodes: [{devices: 2, device: cpu-core, link: loopback-gloo}]\n"
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def started(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    (folder / "cluster.yaml").write_text(LAPTOP)
+    own = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment}
+    return subprocess.run(["sh", "-c", command], cwd=folder, env=own, capture_output=True, check=False)
+
+
+def test_letters_that_the_encoding_lacks_are_question_marks(tmp_path: Path) -> None:
+    done = started(f"{PDV} {STEP} cluster.yaml", tmp_path, **ASCII)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" ms ? " in done.stdout
+
+
+@pytest.mark.parametrize("environment", [{}, ASCII])
+def test_names_of_files_are_printed_as_they_are(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = started(f"{PDV} launch $(printf 'm\\351') x.py", tmp_path, **environment)
+    assert done.returncode == 2
+    assert b"m\\udce9" in done.stderr
+
+
+def test_names_of_files_are_text_in_what_is_written(tmp_path: Path) -> None:
+    graph = mlp()
+    name = os.fsdecode(b"m\xe9\xc3\xa9.onnx")
+    plan = pdv.optimize(Program(graph, random_weights(graph)), cluster=cluster(2), mesh={"dp": 2})
+    package = plan.made_by(f"pdv optimize {name}").save(tmp_path / "out_pdv")
+    for written in ("plan.json", "model.py", "report.html"):
+        assert (package / written).read_text(encoding="utf-8")
+    assert load_plan(package).document["command"] == "pdv optimize m\ufffd\xe9.onnx"
+    assert text_of(Path(name).stem) == "m\ufffd\xe9"
+
+
+def test_streams_that_are_closed_are_nowhere(tmp_path: Path) -> None:
+    options = "--arch gpt:layers=1,hidden=32,heads=4,seq=16,vocab=64 --batch 8 -c cluster.yaml --no-cache"
+    done = started(f"{PDV} optimize {options} -o out_pdv <&- >&- 2>&-", tmp_path)
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="what takes nothing")
+def test_a_full_disk_behind_stdout_is_one_error_on_stderr(tmp_path: Path) -> None:
+    for options in ("", " --json"):
+        done = started(f"{PDV} cluster devices{options} > /dev/full", tmp_path)
+        assert done.returncode == 9
+        assert done.stderr.startswith(b"error: cannot-write: ")
+        assert done.stderr.count(b"\n") == 1
