@@ -29,7 +29,8 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to add 
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="Measure the shapes of a plan of this ONNX file.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="The cluster that --model is planned for.")]
 Record = Annotated[
-    str | None, typer.Option("--record", help="Name of the device's record (default: the driver's, or measured).")
+    str | None,
+    typer.Option("--record", help="Name of the device's record (default: the plan's, the driver's, or measured)."),
 ]
 Devices = Annotated[Path | None, typer.Option("--devices", help="A folder of further device records.")]
 
@@ -69,6 +70,10 @@ def profile(
     except ImportError as error:
         raise UsageError(f"profiling needs {error.name}", mend="pip install 'pipedejavu[learned]'") from None
     kind = cast(Literal["cpu", "cuda"], device)
+    if for_plan is not None and record is None and kind == "cpu":
+        from pdv.measure.deciding import processors_of
+
+        record = processors_of(for_plan, devices)
     options = Options(kind, output, budget_s, names, threads, record, devices)
     if "collectives" in names:
         _collectives(options, as_json=as_json)

@@ -12,12 +12,14 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 
 from ir.cost_model import Query
 from ir.graph import Node
 from ir.operator import Split
 from ir.verify import node_local_loops
+from pdv.cluster import Cluster
 from pdv.pcg.plan_cost import local_costs
 from pdv.plan.package import read_document
 from pdv.prices import priced_by
@@ -84,6 +86,22 @@ def of_package(directory: str | os.PathLike[str], cost: str | None = None) -> li
         UsageError: if the directory is no package, or the plan was priced by other files than are here.
     """
     return queries(deciding(load_plan(directory, priced_by(read_document(directory), cost))))
+
+
+def processors_of(directory: str | os.PathLike[str], devices: Path | None = None) -> str | None:
+    """The record of the processors that a saved plan is for; None if there is none, or it is for other devices.
+
+    A driver says of a GPU which it is. Of a CPU it says a name that no plan is for: what is measured for a plan is
+    measured as what the plan is for, as ``pdv bench`` has it.
+
+    Raises:
+        UsageError: if the directory is no package.
+    """
+    from learned_cost.devices.device import find, load_records
+
+    device = Cluster.from_dict(read_document(directory)["cluster"]).classes[0].device
+    found = None if device.kind == "gpu" else find(device.name, load_records(devices).values())
+    return None if found is None else found.name
 
 
 def _query(plan: Loaded, node: Node, splits: Splits) -> Query:

@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
+import pdv
 from pdv.cli.app import run
+from pdv.frontend.program import Program
+from tests.pdv.emit.graphs import random_weights
+from tests.pdv.worlds import mlp
 
 WRONG = {
     ("profile", "--device", "tpu"): "Allowed: cpu, cuda",
@@ -42,6 +47,20 @@ def test_measured_rows_are_reported(capsys: pytest.CaptureFixture[str], tmp_path
     assert told["rows"] == sum(told["measured"].values()) > 0
     assert set(told["measured"]) <= {"relu", "neg"}
     assert (tmp_path / "rows" / "kernels-0001.parquet").is_file()
+
+
+def test_what_is_measured_for_a_plan_is_of_its_device(tmp_path: Path) -> None:
+    from pdv.measure.deciding import processors_of
+
+    graph = mlp()
+    for device, link, record in (("cpu-core", "loopback-gloo", "cpu-core"), ("a100-80gb-sxm", "nvlink3", None)):
+        nodes = {"nodes": [{"devices": 2, "device": device, "link": link}]}
+        plan = pdv.optimize(Program(graph, random_weights(graph)), cluster=nodes, mesh={"dp": 2}, rules="none")
+        assert processors_of(plan.save(tmp_path / f"{link[:4]}_pdv")) == record
+    words = ["profile", "--device", "cpu", "--for-plan", str(tmp_path / "loop_pdv"), "--budget", "300ms"]
+    assert run([*words, "-o", str(tmp_path / "rows")]) == 0
+    rows = parquet.read_table(tmp_path / "rows" / "kernels-0001.parquet")
+    assert set(rows["gpu"].to_pylist()) == {"cpu-core"}
 
 
 @pytest.mark.slow  # measures for some seconds
