@@ -204,6 +204,14 @@ class Unit:
         """Let go of them."""
         self.whole, self._read = [], ()
 
+    def forget(self) -> None:
+        """What was gathered is of memory that its parameters are not in any more."""
+        if self._coming is not None:
+            self._coming.work.wait()
+        self._coming = None
+        self._order.drop()
+        self.close()
+
     @property
     def trained(self) -> list[bool]:
         """Which are."""
@@ -250,6 +258,11 @@ class StepUnit(Unit):
         if earlier:
             earlier[-1]._behind = self  # noqa: SLF001  # of this class
         self.sums.kept.append(self)
+
+    def forget(self) -> None:
+        """As of any unit."""
+        super().forget()
+        self.drop()
 
     @property
     def parameters(self) -> Sequence[Tensor]:

@@ -274,6 +274,10 @@ class GradientSums:
         for leaf in self._leaves:
             leaf.tensor.grad, leaf.in_bucket = None, False
 
+    def forget(self, parameter: Tensor) -> None:
+        """Leaves of a parameter, which has other memory now."""
+        self._leaves = [leaf for leaf in self._leaves if leaf.parameter is not parameter]
+
     @property
     def is_held(self) -> bool:
         """Whether gradients of backward passes are not summed now."""
@@ -308,11 +312,9 @@ class GradientSums:
         if self.offload is not None:
             summed = [(leaf, self.offload.on_host(piece)) for leaf, piece in summed]
             self.offload.wait()
-        parameters: dict[int, Tensor] = {}
         for leaf, piece in summed:
             self._give(leaf.parameter, piece)
-            parameters[id(leaf.parameter)] = leaf.parameter
-        for parameter in parameters.values():
+        for parameter in {id(leaf.parameter): leaf.parameter for leaf, _ in summed}.values():
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001
                 hook(parameter)
 
@@ -369,14 +371,12 @@ class GradientSums:
         self._running.append(bucket)
 
     def _give(self, parameter: Tensor, piece: Tensor) -> None:
-        if not isinstance(parameter, DTensor):  # of a stage on one device
-            parameter.grad = piece if parameter.grad is None else parameter.grad + piece
-            return
-        if isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements:
-            parameter.grad.to_local().add_(piece)
-            return
-        grad = placed_as(parameter, piece, self.device_mesh)
-        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        if isinstance(parameter, DTensor):  # else of a stage on one device
+            if isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements:
+                parameter.grad.to_local().add_(piece)
+                return
+            piece = placed_as(parameter, piece, self.device_mesh)
+        parameter.grad = piece if parameter.grad is None else parameter.grad + piece
 
 
 class _End:

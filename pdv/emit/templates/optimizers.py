@@ -198,12 +198,12 @@ class Exchange:
 
     def _local(self, parameter: Tensor) -> Tensor:
         entry = self._entries.get(id(parameter))
-        if entry is None or not entry.knows(self._whole) or entry.shard.dtype != parameter.dtype:
-            leaves = _leaves(parameter)
-            if leaves is None or not isinstance(parameter, DTensor):
+        shard = leaves.shard(parameter) if (leaves := _leaves(parameter)) else None
+        if entry is None or entry.shard is not shard or not entry.knows(self._whole):
+            if shard is None or not isinstance(parameter, DTensor):
                 self._others.append(parameter)
                 return parameter
-            entry = self._entries[id(parameter)] = Entry(parameter, leaves.shard(parameter), self._whole, self._pieces)
+            entry = self._entries[id(parameter)] = Entry(parameter, shard, self._whole, self._pieces)
         grad = parameter.grad
         if entry.is_foreign or (grad is not None and not _is_placed_as(grad, entry.parameter)):
             self._others.append(parameter)
@@ -233,7 +233,7 @@ class Again:
         lists = [group["params"] for group in optimizer.param_groups]
         return (
             optimizer.state is self.whole
-            and all(parameter.dtype == shard.dtype for parameter, shard, _ in self._pairs)
+            and all((own := _leaves(p)) is not None and own.shard(p) is shard for p, shard, _ in self._pairs)
             and _are_these(lists, [given for given, _, _ in self.groups])
             and all(_are_these(given, before) for given, before, _ in self.groups)
             and _are_these(list(map(self.whole.get, self._parameters)), self._held)

@@ -82,6 +82,14 @@ def changed(model: Classifier) -> dict[str, Tensor]:
     optimizer.step()
     optimizer.zero_grad()
     model.double()
+    model.to("cpu")  # where it is
+    for move in (lambda: None, lambda: model._apply(lambda x: x.clone())):  # as to another device and back
+        move()
+        assert all(parameter.sources and parameter.kept is not None for parameter in model.parameters_of("*"))
+        model.train_step(*batch(4), pair)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(hasattr(p, "leaves") == isinstance(p, DTensor) for p in model.parameters())
     return model.full_state_dict()
 
 

@@ -5,15 +5,17 @@ A parameter of the program may hold several tensors of the source (joined, tied)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pdv.emit.templates.stored import SourceNames, Stored
+
+from .moved import staying
 
 if TYPE_CHECKING:
     from pdv.emit.templates.runtime import Mesh
@@ -25,6 +27,11 @@ class Named(nn.Module):
     """A module whose parameters are found by the names that the source has for them."""
 
     mesh: Mesh
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # Any: itself, as of any module
+        """What ``to``, ``float`` and ``share_memory`` do with each tensor; what is known of it stays."""
+        with staying(self, self.mesh):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def parameters_of(self, *names: str) -> list[nn.Parameter]:
         """The parameters that hold tensors of the source, in its order, by names or patterns (``"*.bias"``).
