@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 NOTE = "pdv"
 """The tensor of a checkpoint whose bytes are JSON: what is no tensor of the model's."""
 WEIGHTS, AVERAGE = "model.", "average."
+_FLOAT, _TUPLE, _PAIRS, _COUNTER = "pdv.float", "pdv.tuple", "pdv.pairs", "pdv.counter"
+_WAYS: dict[str, Callable[[Any], Any]] = {
+    _FLOAT: float,
+    _TUPLE: tuple,
+    _PAIRS: dict,
+    _COUNTER: lambda pairs: Counter(dict(pairs)),
+}
+"""What JSON has no word for, and how it is made of what is said of it."""
 _Held = Mapping[int, Tensor]
 
 
@@ -57,7 +66,7 @@ def save_checkpoint(
     """
     pieces = pieces_of(model)
     check_kept(pieces)
-    note: dict[str, Any] = {"version": 1, "loop": _json(loop or {})}
+    note: dict[str, Any] = {"version": 1, "loop": as_said(loop or {})}
     held: dict[str, _Held] = {WEIGHTS: {id(piece.tensor): piece.tensor for piece in pieces}}
     if optimizer is not None:
         state = moments.take(optimizer, pieces)
@@ -75,13 +84,41 @@ def save_checkpoint(
     write(Path(folder), parts, overwrite=overwrite)
 
 
-def _json(value: Mapping[str, Any]) -> Any:  # Any: JSON
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"loop cannot be written as JSON ({error})", "Numbers, text, lists and dicts of them"
-        ) from error
+def as_said(value: Any, place: str = "loop") -> Any:  # Any: JSON
+    """JSON of what a loop keeps, which ``from_said`` takes back as it was: schedules count by number, and begin at inf.
+
+    Raises:
+        UsageError: naming what is no number, text, list or dict.
+    """
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, float):
+        return {_FLOAT: repr(value)}
+    if isinstance(value, list):
+        return [as_said(x, f"{place}[{at}]") for at, x in enumerate(value)]
+    if isinstance(value, tuple):
+        return {_TUPLE: as_said(list(value), place)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value) and value.keys().isdisjoint(_WAYS):
+            return {key: as_said(x, f"{place}[{key!r}]") for key, x in value.items()}
+        pairs = [[as_said(key, place), as_said(x, f"{place}[{key!r}]")] for key, x in value.items()]
+        return {_COUNTER if isinstance(value, Counter) else _PAIRS: pairs}
+    raise UsageError(
+        f"{place} cannot be written as JSON: it is of {type(value).__name__}",
+        "Numbers, text, lists, tuples and dicts of them",
+    )
+
+
+def from_said(said: Any) -> Any:  # Any: JSON
+    """What a loop kept."""
+    if isinstance(said, list):
+        return [from_said(x) for x in said]
+    if not isinstance(said, dict):
+        return said
+    way = next(iter(said), None) if len(said) == 1 else None
+    if way in _WAYS:
+        return _WAYS[way](from_said(said[way]))
+    return {key: from_said(x) for key, x in said.items()}
 
 
 def as_note(note: Mapping[str, Any]) -> Tensor:
@@ -226,7 +263,7 @@ def load_checkpoint(
         tensor.copy_(found)
     if average is not None:
         average.steps = steps
-    loop: dict[str, Any] = note["loop"]
+    loop: dict[str, Any] = from_said(note["loop"])
     return loop
 
 
