@@ -123,7 +123,8 @@ class Atoms:
         for atom, formula in self._formulas:
             if len(flat := self.flat((atom,))) == 1:
                 formulas.setdefault(flat[0], []).append(formula)
-            else:  # refined (or one): what it follows from stays
+            else:  # refined (or one): it stays, and what it follows from
+                self.keep(flat)
                 self._keep_inputs(formula, formulas)
         for root in [root for root in formulas if root in self._kept]:
             for formula in formulas.pop(root, ()):  # kept already, where another followed from it

@@ -66,7 +66,13 @@ class Source:
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""
         args, kwargs = tree_map(_widen, (self.args, dict(self.kwargs)))
-        return Source(copy_with(self.module, {}).double(), args, kwargs)
+        wide = copy_with(self.module, {}).double()
+        held = dict(wide.named_buffers(remove_duplicate=False))
+        for name, first in self.first_names.items():
+            if first != name and name in held:  # torch makes two of a buffer with two names
+                owner, _, own = name.rpartition(".")
+                wide.get_submodule(owner)._buffers[own] = held[first]  # noqa: SLF001  # no setter is to see this
+        return Source(wide, args, kwargs)
 
 
 @dataclass(frozen=True)

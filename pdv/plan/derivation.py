@@ -39,7 +39,7 @@ from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.rewrite.match import Match, matches
 from pdv.rewrite.parallel_rules import ParallelRule
-from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten
+from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten, served
 from pdv.rewrite.rule import Rule, by_name
 from pdv.search.assemble import rewritten_graph
 from pdv.search.blocks import split_blocks, tied_params
@@ -197,12 +197,13 @@ def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph
     """The graph with a rule applied at all sites at once; a site lists operators in the order of the rule's pattern."""
     nodes = operators(graph)
     fixed = {param for param in graph.params if param.attr("name") in tied}
+    serves = served(nodes, [node for _, node in graph.outputs if not node.is_leaf])
     found: list[Match] = []
     for site in step["sites"]:
         require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
         require(all(type(x) is int and 0 <= x < len(nodes) for x in site), f"{site} of {len(nodes)} operators")
         at = [nodes[number] for number in site]
-        match = next((m for m in matches(rule, at[0], graph.users, at=at) if applies(m, fixed)), None)
+        match = next((m for m in matches(rule, at[0], graph.users, at=at) if applies(m, fixed, serves)), None)
         require(match is not None, f"{rule.name} does not match {site}")
         assert match is not None
         found.append(match)
@@ -210,7 +211,7 @@ def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph
     require(shared == step["bindings"], f"{rule.name} binds {shared}, not {step['bindings']}")
     roots = [root for match in found for root in match.roots]
     require(len(set(roots)) == len(roots), f"sites of {rule.name} overlap")
-    k = RewriteBuilder()
+    k = RewriteBuilder(serves=serves)
     leaves = {node: k.copy(node, ()) for node in graph.inputs}
 
     def leaf(node: Node) -> Node:

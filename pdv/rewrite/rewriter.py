@@ -117,9 +117,11 @@ def _may_join(params: Sequence[Node], dim: int, serves: Serves) -> bool:
 
 
 def served(nodes: Sequence[Node], roots: Sequence[Node]) -> Serves:
-    """Which of ``roots`` have a gradient of each stored tensor, of operators in order; nothing if there is one."""
-    if len(set(roots)) < 2:
-        return NOBODY_ASKS
+    """Which of ``roots`` have a gradient of each stored tensor, of operators in order.
+
+    Tensors that serve the same roots of a block serve the same outputs of the program, and the other way round, so that
+    a search by blocks and a replay on the whole join alike.
+    """
     reached: dict[Node, frozenset[int]] = {}
     for number, root in enumerate(roots):
         reached[root] = reached.get(root, frozenset()) | {number}

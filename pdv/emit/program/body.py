@@ -107,7 +107,7 @@ class Body:
             return [f"{' ' * INDENT}return {', '.join(result.text for result in results)}"], ""
         assert item.value is not None
         if item.kind == "chunk":
-            operand = self._writer.operand(self._reading.operands(item.value)[0])
+            operand = self._writer.kept(self._reading.operands(item.value)[0])
             targets = ", ".join(self._names[node] for node in item.targets)
             code = parts_code(item.targets, operand)
             return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)

@@ -87,6 +87,7 @@ class _Arranging:
         self._steps = set(scope.steps)
         self._reads = self._count_reads()
         self._given = set(scope.arguments)
+        self._old = [x for x in dict.fromkeys(scope.results) if reading.is_overwritten(x) and x not in self._given]
         self._pending: dict[Node, tuple[int, int]] = {}  # node -> heavy operators and operators in its expression
         self._inlined: set[Node] = set()
         self._biased: set[Node] = set()
@@ -96,6 +97,8 @@ class _Arranging:
         self._deferred: list[Statement] = []  # new values of buffers whose old ones are read further on
 
     def run(self) -> Arranged:
+        for node in self._old:
+            self._leaf_reads(node)
         for item in self._scope.steps:
             if isinstance(item, BlockRun):
                 self._run(item)
@@ -141,6 +144,8 @@ class _Arranging:
 
     def _is_shared_leaf(self, node: Node) -> bool:
         leaf = self._reading.leaf(node)
+        if node in self._old:  # is returned once its buffer is overwritten
+            return True
         if leaf is None or node in self._given or not leaf.chain or leaf.regather or not leaf.base.is_param:
             return False
         return len(self._reading.users[node]) > 1

@@ -49,13 +49,15 @@ class Writer:
     def expression(self, node: Node) -> Code:
         """What computes a value."""
         if self.reading.leaf(node) is not None:
-            return self.leaf(node, making=True)
+            code = self.leaf(node, making=True)
+            return method(code, "clone") if self.reading.is_overwritten(node) else code
         operands = self.reading.operands(node)
         if self.biased(node):
             product, bias = operands
             with_bias = replace(self.writing, bias=self.leaf(bias, column=False))
             return with_bias.write(product, [self.kept(operand) for operand in self.reading.operands(product)])
-        read = self.kept if node.needs_grad else self.operand
+        is_view = node.op.strides is not None  # of a buffer, it would show what that is overwritten with
+        read = self.kept if node.needs_grad or is_view else self.operand
         return self.writing.write(node, [read(x) for x in operands])
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:

@@ -21,6 +21,7 @@ from ir.types import DType
 from pdv.frontend import kinks, layers, masks
 from pdv.frontend.linear_maps import applied, fourier_matrix
 from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.torch.more import constant_pad
 
 _DTYPES = {torch.complex64: DType.F32, torch.complex128: DType.F64}
 
@@ -211,6 +212,13 @@ def _slice(k: Lowering, x: Complex, dim: int = 0, start: Any = None, stop: Any =
     return Complex(k.slice(x.parts, dim % x.rank, *ends, step))
 
 
+def _padded(k: Lowering, x: Complex, widths: Sequence[int], mode: str = "constant", value: Any = None) -> Complex:
+    """With zeros around."""
+    if mode != "constant" or value:
+        raise Unsupported("complex numbers padded by others than zeros")
+    return Complex(constant_pad(k, x.parts, (0, 0, *widths)))
+
+
 def _unsqueeze(k: Lowering, x: Complex, dim: int) -> Complex:
     at, shape = dim % (x.rank + 1), x.parts.type.shape
     return Complex(k.reshape(x.parts, (*shape[:at], 1, *shape[at:])))
@@ -279,6 +287,8 @@ HANDLERS: Mapping[str, Callable[..., Node | Complex]] = {
     "aten.permute.default": _moved(lambda k, x, dims: k.permute(x, _behind(x.type.rank - 1, dims))),
     "aten.transpose.int": lambda k, x, i, j: Complex(k.transpose(x.parts, i % x.rank, j % x.rank)),
     "aten.slice.Tensor": _slice,
+    "aten.pad.default": _padded,
+    "aten.constant_pad_nd.default": lambda k, x, widths, value=0: _padded(k, x, widths, value=value),
     "aten.unsqueeze.default": _unsqueeze,
     "aten.select.int": lambda k, x, dim, at: Complex(k.select(x.parts, dim % x.rank, at)),
     "aten.index_select.default": lambda k, x, dim, ids: Complex(

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.draws import AS_DROPOUT
-from pdv.frontend.torch.exported_state import check_words, shared_names, without_spare_names
+from pdv.frontend.torch.exported_state import check_constants, check_words, shared_names, without_spare_names
 
 DETACHES = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
 _ATEN = torch.ops.aten
@@ -54,6 +54,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     Raises:
         ModelError: if torch cannot.
     """
+    check_constants(program)
     with stopped_gradients(program), without_spare_names(program), _kept_whole(), _dropped_between():
         return _run(program)
 

@@ -1,7 +1,7 @@
 """What an exported program stores, overwrites and returns.
 
 Entry points: ``without_spare_names``, for `run_decompositions`, which fails where memory that is overwritten has two
-names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``,
+names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``, ``check_constants``,
 ``check_words``; ``argument_names``; ``where_of``; ``unlogged``.
 """
 
@@ -78,6 +78,25 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
+def check_constants(program: ExportedProgram) -> None:
+    """Whether all constants have values: torch runs its kernels on what has none, and the process ends.
+
+    Raises:
+        ModelError: naming where one is read.
+    """
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR and isinstance(
+            program.constants.get(str(spec.target)), fake_tensor.FakeTensor
+        ):
+            nodes = program.graph.nodes
+            readers = [where_of(node) for node in nodes if spec.arg.name in map(str, node.all_input_nodes)]
+            raise ModelError(
+                f"torch.export loses sight of a tensor that is read at {', '.join(readers[:3])}",
+                "Tensors that operators of torch make",
+                "Write it without data and set_: x.detach() for x.data",
+            )
+
+
 def live_nodes(program: ExportedProgram, *, updates: bool = True) -> set[torch.fx.Node]:
     """What outputs, and floating buffers' new values, depend on. Integer buffers only count steps."""
     by_name = {node.name: node for node in program.graph.nodes}
@@ -142,7 +161,9 @@ def check_overwritten(program: ExportedProgram, live: Collection[torch.fx.Node])
             raise ModelError(
                 f"the model overwrites the {_WRITTEN[spec.kind]} {target!r} of {node.meta['val'].dtype}",
                 "Buffers of floats may be overwritten, and integers that nothing reads",
-                "Keep it as a buffer of floats, or pass it in and return it",
+                "Overwrite it in the training loop, behind optimizer.step()"
+                if spec.kind is OutputKind.PARAMETER_MUTATION
+                else "Keep it as a buffer of floats, or pass it in and return it",
             )
 
 

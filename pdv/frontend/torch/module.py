@@ -7,7 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -17,6 +17,7 @@ from torch.distributions import Distribution
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.functional import gaussian_nll_loss
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
@@ -164,11 +165,31 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        with redirect_stderr(said), _unvalidated(), _functions_called() as called:
+        with redirect_stderr(said), _unvalidated(), _functions_called() as called, nullcontext() if strict else _Data():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
     return program
+
+
+_GET_DATA, _SET_DATA = (getattr(torch.Tensor.data, name) for name in ("__get__", "__set__"))
+
+
+class _Data(TorchFunctionMode):
+    """While this lasts, ``x.data`` is ``x`` without gradient, in the same memory; setting it overwrites that memory.
+
+    Of torch's own ``data`` tracing knows nothing: what is read of it would be a constant without values, which ends the
+    process when its program is decomposed, and what is written to it would be lost.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
+        del types
+        if function == _GET_DATA:
+            return args[0].detach()
+        if function == _SET_DATA:
+            args[0].detach().copy_(args[1].detach())
+            return None
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

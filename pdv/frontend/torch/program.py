@@ -46,6 +46,9 @@ from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
 
 EMPTY = Empty()
+_WRITERS = (  # of what is written into their first operand: nothing, where that has no elements
+    "slice_scatter", "scatter", "scatter_add", "index_add", "index_copy", "index_put",
+)  # fmt: skip
 Value = Node | TopK | Chosen | Complex | Empty | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, rows that a mask chose, or (None) something that could not be lowered and is
 already reported.
@@ -201,6 +204,8 @@ class _ProgramLowering:
         try:
             if any(self.values.get(x) is None for x in node.all_input_nodes):
                 return None  # below something unsupported, which is reported already
+            if self._writes_nothing(node):
+                return self.values[cast(torch.fx.Node, node.args[0])]
             known = self._is_known(node)
             if not known and (is_complex(node) or any(self._is_other(x) for x in node.all_input_nodes)):
                 return self._of_others(node, handler)
@@ -209,10 +214,8 @@ class _ProgramLowering:
             if handler is None:
                 raise Unsupported("")
             args, kwargs = _map_operands(node, lambda x: self._read(x, node))
-            if node.target is torch.ops.aten.cat.default:
-                args = ([x for x in args[0] if x is not EMPTY], *args[1:])
-            elif any(self.values[x] is EMPTY for x in node.all_input_nodes):
-                raise Unsupported("an operand without elements")
+            if any(self.values[x] is EMPTY for x in node.all_input_nodes):
+                args = _without_empty(node, args)
             if node.target in DETACHES and node in self.returned and args[0].needs_grad:
                 return self.k.apply("detach", args[0])
             made = handler(self.k, *args, **kwargs)
@@ -221,6 +224,12 @@ class _ProgramLowering:
             return self._as_it_is(node, str(reason))
         except ShapeError as error:
             raise ModelError(f"{target} at {where_of(node)}: {error.what}", error.allowed, error.mend) from error
+
+    def _writes_nothing(self, node: torch.fx.Node) -> bool:
+        """Whether a call overwrites, or adds to, parts of its first operand by what has no elements."""
+        name = node.target._schema.name if isinstance(node.target, OpOverload) else ""  # noqa: SLF001  # no public name
+        read = [self.values[x] for x in node.all_input_nodes]
+        return name.removeprefix("aten::") in _WRITERS and EMPTY in read[1:] and read[0] is not EMPTY
 
     def _is_other(self, x: torch.fx.Node) -> bool:
         return isinstance(self.values[x], Chosen | Complex)
@@ -368,3 +377,14 @@ def _to_numpy(tensor: torch.Tensor, name: str) -> Array:
         return bits.view(np.dtype(ml_dtypes.bfloat16))
     array: Array = tensor.numpy()
     return array
+
+
+def _without_empty(node: torch.fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a call, without those that have no elements.
+
+    Raises:
+        Unsupported: of others than what joins them.
+    """
+    if node.target is not torch.ops.aten.cat.default:
+        raise Unsupported("an operand without elements")
+    return ([x for x in args[0] if x is not EMPTY], *args[1:])

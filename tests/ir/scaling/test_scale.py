@@ -257,3 +257,13 @@ def test_sizes_that_stay_and_follow_from_each_other() -> None:
     atoms.follows(second, [(third,)], lambda size: size)
     atoms.keep((first, second))
     assert {atoms.choose().get(atom, 12) for atom in (first, second, third)} == {12}
+
+
+def test_a_dim_that_follows_stays_with_what_it_follows_from_where_it_is_made_of_others() -> None:
+    """All but the last of 256 elements as [15, 17]: neither program may have another number of them."""
+    k = Builder()
+    x = k.input("x", TensorType((16, 16), F32))
+    rows = k.reshape(k.slice(k.reshape(x, shape=(256,)), dim=0, start=0, stop=255), shape=(15, 17))
+    graph = k.graph({"y": k.reduce_sum(k.slice(rows, dim=1, start=1, stop=17), dims=(0, 1), keepdim=False)})
+    mesh = Mesh.of(a=4)
+    verify_equal(graph, spread(graph, mesh), mesh)

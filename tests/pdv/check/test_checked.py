@@ -325,3 +325,23 @@ def test_inference_that_moves_a_buffer_is_run_twice(*, mistaken: bool) -> None:
             check_text(graph, emission, Weights({}), files=files)
     else:
         assert check_text(graph, emission, Weights({}), files=files).ran
+
+
+VIEWS: dict[str, Callable[[Builder, Node, Node], Node]] = {
+    "turned": lambda k, x, last: k.linear(x, k.permute(last, perm=(1, 0))),
+    "parts": lambda k, x, last: k.mul(k.linear(x, k.chunk(last, dim=0, parts=2, index=1)),
+                                      k.exp(k.linear(x, k.chunk(last, dim=0, parts=2, index=0)))),
+    "returned": lambda k, x, last: last,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", VIEWS.values(), ids=list(VIEWS))
+def test_what_shows_a_buffer_shows_its_old_values(read: Callable[[Builder, Node, Node], Node]) -> None:
+    """``transpose`` and ``chunk`` share the memory of a buffer, which is overwritten before they are read."""
+    k = Builder()
+    x, w, last = k.input("x", floats(8, 8)), k.param("w", floats(8, 8)), k.param("last", floats(8, 8), trainable=False)
+    y = k.linear(x, w)
+    moved = k.scale(k.add(last, k.linear(k.permute(y, perm=(1, 0)), k.permute(y, perm=(1, 0)))), factor=0.5)
+    late = k.reduce_sum(moved, dims=(0, 1), keepdim=False)  # behind the new value
+    graph = k.graph({"y": read(k, y, last), "z": k.mul(y, late)}, {"last": moved})
+    assert check_alone(graph).ran

@@ -224,3 +224,15 @@ def test_a_backward_of_ones_own_is_compared_or_refused() -> None:
     x = torch.randn(4, 3)
     with pytest.raises(ModelError, match=r"_Straight .* have a backward of their own"):
         pdv.optimize(Doing(straight), x, cluster=cluster(2), check=False)
+
+
+def test_a_buffer_with_two_names_is_one_in_float64() -> None:
+    """Torch makes two of it, and its state was asked for by both names."""
+    first, second = Doing(counted), Doing(counted)
+    mask = torch.tensor([1.0, 0.0, 1.0])
+    for part in (first, second):
+        part.register_buffer("mask", mask)
+    source = copy_of(nn.Sequential(first, second), (torch.randn(4, 3),), train=True)
+    assert isinstance(source, module_run.Source)
+    assert source.in_float64().first_names == source.first_names
+    assert source.first_names["1.mask"] == "0.mask"

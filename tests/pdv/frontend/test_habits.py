@@ -15,6 +15,7 @@ from ir.errors import ModelError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
+from pdv.frontend.torch import module as traced
 
 X = torch.arange(24.0).reshape(4, 6).sin()
 
@@ -298,3 +299,76 @@ class Ragged(nn.Module):
 def test_packed_sequences_are_refused_with_what_to_do() -> None:
     with pytest.raises(ModelError, match=r"depends on values of tensors.*Give recurrent layers padded sequences"):
         load_program(Ragged(), (torch.randn(3, 4, 6), torch.tensor([4, 2, 3])))
+
+
+class WithData(nn.Module):
+    """Reads and writes by ``data``, as ``what`` does."""
+
+    def __init__(self, what: Callable[[WithData, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self._what = nn.Linear(6, 6), what
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._what(self, self.linear(x))
+
+
+def moved_by_data(m: WithData, y: Tensor) -> Tensor:
+    m.mean.data.mul_(0.9).add_(y.data.mean(0), alpha=0.1)
+    return y + m.mean
+
+
+def bound_to_data(m: WithData, y: Tensor) -> Tensor:
+    m.mean.data = 0.9 * m.mean + 0.1 * y.data.mean(0)
+    return y + m.mean
+
+
+def scaled_by_data(m: WithData, y: Tensor) -> Tensor:
+    return y / (1 + y.data.square().sum()) * m.linear.weight.data.norm()
+
+
+@pytest.mark.parametrize("what", [moved_by_data, bound_to_data, scaled_by_data])
+def test_data_is_the_tensor_without_its_gradient(what: Callable[[WithData, Tensor], Tensor]) -> None:
+    """Torch's own tracing takes what ``data`` gives for a constant without values, and decomposing it ends Python."""
+    program = read(WithData(what))
+    assert bool(program.graph.updates) is (what is not scaled_by_data)
+
+
+def clipped(m: WithData, y: Tensor) -> Tensor:
+    m.linear.weight.data.clamp_(-0.1, 0.1)
+    return y
+
+
+def test_a_parameter_that_is_overwritten_by_its_data_is_named() -> None:
+    with pytest.raises(ModelError, match=r"overwrites the parameter 'linear.weight'.*behind optimizer.step\(\)"):
+        load_program(WithData(clipped), X)
+
+
+def test_what_torch_loses_sight_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what stands for ``data``: a constant without values is told before torch runs its kernels on it."""
+
+    class Clipped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    monkeypatch.setattr(traced, "_GET_DATA", None)
+    with pytest.raises(ModelError, match=r"loses sight of a tensor that is read at "):
+        load_program(Clipped(6, 6), X)
+    with pytest.raises(ModelError, match="loses sight"):
+        load_program(torch.export.export(Clipped(6, 6), (X,), strict=True))
+
+
+def test_parts_without_elements_write_nothing() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, none = self.linear(x).clone(), torch.zeros(0, dtype=torch.int64)
+            y[:, 6:] = x[:, 6:]
+            y = y.index_add(0, none, x[:0]).scatter(0, none[:, None].expand(0, 6), x[:0])
+            return y.index_copy(0, none, x[:0])
+
+    read(Writing())

@@ -166,3 +166,21 @@ def test_what_is_no_list_of_steps_is_refused(steps: Any) -> None:
 def test_a_rule_that_matches_nothing_is_refused() -> None:
     with pytest.raises(VerificationError, match="does not replay"):
         replay(base().solution.problem, [{"rule": "associate-linear", "bindings": {}, "sites": [0]}])
+
+
+def test_heads_of_several_outputs_are_joined_in_a_replay_as_in_the_search() -> None:
+    """Each read twice, so that a joined parameter, which only a replay would make of them, moved what is tied."""
+    k = Builder()
+    heads = {name: k.param(name, f32(8, 32)) for name in "ab"}
+    bodies = [k.tanh(k.input(name, f32(8, 32))) for name in "xy"]
+    products = {name: [k.linear(body, head) for body in bodies] for name, head in heads.items()}
+    graph = k.graph({name: k.add(*each) for name, each in products.items()})
+    steps: Steps = []
+    for number, body in enumerate(bodies):
+        numbered = {node: place for place, node in enumerate(node for node in graph.nodes if not node.is_leaf)}
+        sites = [numbered[products[name][number]] for name in "ab"]
+        assert all(node.operands[0] is body for node in (products[name][number] for name in "ab"))
+        steps = [{"rule": "fuse-linears", "bindings": {}, "sites": [*(steps[0]["sites"] if steps else []), sites]}]
+    pcg = replay(problem(graph, FOUR, rules=RULES), steps)
+    assert {param.attr("name") for param in pcg.params} == {"a", "b"}
+    verify_equal(graph, pcg, FOUR)
