@@ -65,8 +65,8 @@ class Writer:
         leaf = self.reading.leaf(node)
         assert leaf is not None
         name = None if making else self.name_of(node)
-        if name is not None:
-            return Code(name)
+        if name is not None:  # of a column, whoever made it
+            return Code(name) if column or not is_column(leaf.base) else method(Code(name), "flatten")
         if leaf.base.is_const:
             return Code(f"self.{self.attributes[node]}")
         code = self._chain(node, making=making)

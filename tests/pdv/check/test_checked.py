@@ -345,3 +345,19 @@ def test_what_shows_a_buffer_shows_its_old_values(read: Callable[[Builder, Node,
     late = k.reduce_sum(moved, dims=(0, 1), keepdim=False)  # behind the new value
     graph = k.graph({"y": read(k, y, last), "z": k.mul(y, late)}, {"last": moved})
     assert check_alone(graph).ran
+
+
+def test_a_convolution_of_several_maps_has_its_bias_as_a_vector() -> None:
+    """Whose copy on all ranks has a name, being read twice: of a column, which sums read, and ``F.conv2d`` does not."""
+    made = []
+    for cut in (False, True):
+        k = Builder()
+        x, w = k.input("x", floats(4, 3, 6, 6)), k.param("w", floats(8, 3, 3, 3))
+        b = k.param("b.column", floats(8, 1, 1), source="b", view=(("reshape", (8, 1, 1)),))
+        if cut:
+            x, w, b = k.partition(x, dim=0, axis="a"), k.replicate(w, axis="a"), k.replicate(b, axis="a")
+        maps = [k.add(k.conv2d(each, w), b) for each in (x, k.scale(x, factor=0.5))]
+        y = k.add(*maps)
+        made.append(k.graph({"y": k.combine(y, dim=0, axis="a") if cut else y}))
+    source, pcg = made
+    assert check_text(source, Emission.of(pcg, Mesh.of(a=2), train=True), Weights({})).ran
