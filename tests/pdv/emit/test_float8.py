@@ -121,6 +121,13 @@ def planned(**options: Any) -> Plan:
     return pdv.optimize(settled(Gpt(2)), (ids(8, 8),), **{**given, **options})
 
 
+@pytest.mark.parametrize("mesh", [{"tp": 1}, {"tp": 2}])
+def test_a_text_of_one_scale_a_tensor_is_run_in_float64(mesh: dict[str, int]) -> None:
+    """As all texts are before they are written: nothing is rounded there."""
+    plan = planned(products="fp8", mesh=mesh, cluster=cluster(mesh["tp"]))
+    assert any(step["rule"] == "scale" for step in plan.document["derivation"])
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of products scaled by rows."""

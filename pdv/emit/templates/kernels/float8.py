@@ -24,11 +24,10 @@ from torch.nn.functional import ScalingType
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12  # of a magnitude; torchao's
 ALIGNED = 16  # elements of a row that tensor cores read
-# Of float32's bits. A largest magnitude of at most 1.75 x 2^e is scaled by 2^(m - e) to at most 1.75 x 2^m, the most
-# that either float8 has; one above that by half as much.
-FRACTION = 23
-EXPONENT, BEFORE_NEXT = 0xFF << FRACTION, (1 << FRACTION - 2) - 1
+# A largest magnitude of at most 1.75 x 2^e is scaled by 2^(m - e) to at most 1.75 x 2^m, the most that either float8
+# has; one above that by half as much.
 MOST = {E4M3: 8, E5M2: 15}
+BITS = {4: (torch.int32, 23), 8: (torch.int64, 52)}  # by bytes of a float: an integer as wide, digits of the fraction
 
 
 class Axis(Protocol):
@@ -124,8 +123,9 @@ def cast(x: Tensor, dtype: torch.dtype, dim: int | None = None, axes: Sequence[A
         if axis.size > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=axis.group)
     # a power of two is its exponent: arithmetic with integers takes the fewest calls, of which a host issues hundreds
-    bits = largest.clamp_(min=LEAST).view(torch.int32).add_(BEFORE_NEXT).bitwise_and_(EXPONENT)
-    inverse = bits.sub_(MOST[dtype] << FRACTION).view(torch.float32)
+    kind, digits = BITS[largest.element_size()]
+    bits = largest.clamp_(min=LEAST).view(kind).add_((1 << digits - 2) - 1).bitwise_and_(-1 << digits)
+    inverse = bits.sub_(MOST[dtype] << digits).view(largest.dtype)
     scale = inverse.reciprocal()
     return Cast((x * (scale if dim is None else scale.to(x.dtype))).to(dtype), inverse)  # a number has no type
 
