@@ -140,7 +140,7 @@ def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
         "torch.distributed.device_mesh": device_mesh,
         "torch.distributed.tensor": tensor,
         "torch.optim.optimizer": types.SimpleNamespace(**hooks),  # those of torch would outlive the rank
-        "safetensors": types.SimpleNamespace(safe_open=safe_open),
+        "safetensors": types.SimpleNamespace(safe_open=safe_open, SafetensorError=ValueError),
         "os": system,
     }
 

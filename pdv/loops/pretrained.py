@@ -54,7 +54,9 @@ def load_pretrained(path: str | os.PathLike[str], model: Any, *, new: Sequence[s
     except WeightsError as failure:
         error = failure.what
     except Exception as failure:  # noqa: BLE001  # safetensors raises its own kinds
-        error = f"{path} cannot be read ({type(failure).__name__}: {failure})"
+        _, own, said = str(failure).partition("bad-weights: ")
+        said = said.partition(". Allowed:")[0]
+        error = said if own else f"{path} cannot be read ({type(failure).__name__}: {failure})"
     if failed := [text for text in share(error) if text]:
         raise WeightsError(failed[0], "All weights of the model by its own names", MEND)
     for tensor, found in fills:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
@@ -69,9 +69,8 @@ class Files:
     def __init__(self, path: Path) -> None:
         self._path = path
         if path.name.endswith(".json"):
-            listed = json.loads(path.read_text(encoding="utf-8"))
-            self._said: Mapping[str, str] = listed.get("metadata") or {}
-            self._paths = {name: path.parent / file for name, file in listed["weight_map"].items()}
+            self._said: Mapping[str, str]
+            self._said, self._paths = _read_index(path)
         else:
             file = _open(path)
             self._said = file.metadata() or {}
@@ -109,7 +108,29 @@ class Files:
 
 
 def _open(path: Path) -> Any:  # Any: it ships no types
-    return safe_open(str(path), framework="pt", device="cpu")
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_index(path: Path) -> tuple[Mapping[str, str], dict[str, Path]]:
+    """What an index says beside tensors, and the file that each tensor is in."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return listed.get("metadata") or {}, {name: path.parent / file for name, file in listed["weight_map"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> RuntimeError:
+    """Of a file that is not there, or is not what it was."""
+    found = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
+    return RuntimeError(
+        f"bad-weights: {path.absolute()} ({found}) cannot be read: {type(error).__name__}: {error}. Allowed: a whole "
+        "safetensors file, or the index of several. If a copy of it broke off, copy it again; of a package, write it "
+        "once more by pdv optimize."
+    )
 
 
 @dataclass(frozen=True)

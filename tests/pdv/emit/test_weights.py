@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ir.types import DType
+from pdv.emit.templates.stored import Weights as StoredWeights
 from pdv.emit.weights import Array, Loader, digest_of, head, write_weights
 
 ARRAYS: dict[str, Array] = {
@@ -55,3 +58,29 @@ def test_floats_are_written_in_the_type_of_the_program(tmp_path: Path, dtype: DT
     expected = torch.from_numpy(values).to(getattr(torch, dtype.torch_name))[2:5]
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("truncated", lambda whole: whole[:-5]),
+        ("no header", lambda whole: whole[:4]),
+        ("header of another length", lambda whole: b"\xff" * 8 + whole[8:]),
+        ("empty", lambda whole: b""),
+        ("absent", None),
+        ("index", lambda whole: b'{"weight_map": {"matrix": '),
+        ("index of nothing", lambda whole: b"[]"),
+        ("index of a file that is absent", lambda whole: b'{"weight_map": {"matrix": "other.safetensors"}}'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_weights(path, tensors())
+    damaged = path.with_name(f"{path.name}.index.json") if "index" in name else path
+    if damage is None:
+        path.unlink()
+    else:
+        damaged.write_bytes(damage(path.read_bytes()))
+    wrong = re.escape(str(tmp_path / "other.safetensors" if name.endswith("is absent") else damaged))
+    with pytest.raises(RuntimeError, match=rf"bad-weights: {wrong} \((\d+ bytes|no file)\) cannot be read: .*copy it"):
+        StoredWeights(path)
