@@ -66,6 +66,13 @@ class Given:
         self._cut = [axis for axis in self._axes if axis.size > 1]
         self._terms: list[Tensor] = []
 
+    def kinds(self, model: nn.Module) -> tuple[object, ...]:
+        """What shapes and types of values between stages depend on: inputs, and in what the model computes."""
+        kind = self.batches[0][0].device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        types = frozenset(parameter.dtype for parameter in model.parameters())
+        return types, cast, *((tuple(x.shape), x.dtype) for x in self.batches[0])
+
     def loss_of(self, output: Any, number: Tensor) -> Tensor:
         """See ``Loss``."""
         target, reduction = shard_batch(self._wanted[int(number)], self._axes), self._reduction

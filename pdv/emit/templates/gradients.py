@@ -128,7 +128,7 @@ class Leaves:
 
     def versions(self, shard: Tensor) -> Versions:
         """Of what this rank holds."""
-        self._versions = self._versions or Versions(shard)
+        self._versions = self._versions or Versions(shard, self.sums.turn or 0)
         return self._versions
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -85,7 +85,7 @@ class PipelinedModule(ParallelModule):
         self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
         self._tied = _Tied(self, tied)
-        self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
+        self._schedules: dict[object, Any] = {}  # by what ``Given.kinds`` says
         self._given: dict[int, Given] = {}
         self._num_hooks = self._count_hooks()
         self.scales = Scales(self) if mesh.stage.size > 1 else None
@@ -227,7 +227,7 @@ class PipelinedModule(ParallelModule):
 
     def sent(self, given: Given) -> list[tuple[Tensor, ...]]:
         """By stage, what it takes, and what the last one gives, without data, for micro-batches of these shapes."""
-        key = "sent", *((tuple(x.shape), x.dtype) for x in given.batches[0])
+        key = "sent", *given.kinds(self)
         if key not in self._schedules:
             self._schedules[key] = [(), *self._sent_values(self.named(given.batches[0]))]
         found: list[tuple[Tensor, ...]] = self._schedules[key]
@@ -237,7 +237,7 @@ class PipelinedModule(ParallelModule):
         """The schedule for micro-batches of these shapes, made once."""
         from torch.distributed import pipelining
 
-        key = tuple((tuple(x.shape), x.dtype) for x in given.batches[0])
+        key = given.kinds(self)
         if key not in self._schedules:
             number = (torch.empty(1, dtype=torch.int64, device="meta"),)
             sent, carried = [number, *self._sent_values(self.named(given.batches[0]))], self._carried()

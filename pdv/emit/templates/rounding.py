@@ -174,12 +174,14 @@ def lend_data(x: DTensor) -> Tensor:
 class Versions:
     """The memory of a parameter of two versions, in turns: what reads the one is not done when the other is there.
 
-    Autograd counts changes of each by itself.
+    Autograd counts changes of each by itself. turn: whose version the parameter is now.
     """
 
-    def __init__(self, rests: Tensor) -> None:
+    def __init__(self, rests: Tensor, turn: int) -> None:
         with torch.inference_mode(False), torch.no_grad():
             self.of = [rests.data, torch.empty_like(rests)]
+        if turn:
+            self.of.reverse()
 
     @torch.no_grad()
     def move(self, turn: int) -> Tensor:

@@ -234,3 +234,59 @@ def test_no_step_follows_one_that_did_not_end(order: Any, tmp_path: Path) -> Non
     assert len(first) > 1
     assert len(last) > 1
     assert all(text.startswith("step-not-ended") for told in (first, last) for text in told[1:])
+
+
+def train_in_types(folder: Path) -> tuple[list[float], list[float]]:
+    """Losses of steps of one model in several types, and those in autocast at the same weights."""
+    model, found, rounded = import_package(folder).build(device="cpu"), list[float](), list[float]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        model.to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded.append(float(model.train_step(x, x, F.mse_loss)))
+        optimizer.zero_grad()
+        found.append(float(model.train_step(x, x, F.mse_loss)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, rounded
+
+
+@pytest.mark.parametrize("order", ["1f1b", "interleaved"])
+def test_a_pipeline_trains_in_another_type_than_before(order: Any, tmp_path: Path) -> None:
+    plan = plan_pipeline(
+        Blocks(), (torch.ones(4, 16),), cluster(4),
+        stages=2, micro_batches=2, mesh={"dp": 2}, order=order, virtual=2 if order == "interleaved" else 1,
+    )  # fmt: skip
+    folder = plan.save(tmp_path / "plan")
+    (alone,) = run_ranks(train_in_types, 1, folder)
+    for found, rounded in run_ranks(train_in_types, 4, folder):
+        assert found == pytest.approx(alone[0], rel=1e-5)
+        assert rounded == pytest.approx(alone[0], rel=2**-7)
+
+
+def cast_under_way(folder: Path) -> list[str]:
+    """What casts are told before a step, behind it, and when nothing is under way any more."""
+    model, x, told = import_package(folder).build(device="cpu"), torch.ones(4, 16), list[str]()
+
+    def cast() -> None:
+        try:
+            told.append(str(model.double().to(torch.float32) is model))
+        except RuntimeError as error:
+            told.append(str(error))
+
+    cast()
+    model.train_step(x, x, F.mse_loss)
+    cast()
+    model.drain()
+    cast()
+    model.double()
+    model.train_step(x, x, F.mse_loss)
+    return [*told, str(model.drain().isfinite().item())]
+
+
+def test_no_cast_while_a_batch_reads_older_weights(tmp_path: Path) -> None:
+    plan = plan_pipeline(Blocks(), (torch.ones(4, 16),), cluster(2), stages=2, micro_batches=2, mesh={}, order="2bw")
+    for before, under_way, *behind in run_ranks(cast_under_way, 2, plan.save(tmp_path / "plan")):
+        assert under_way.startswith("batch-under-way: the model is moved, or cast")
+        assert [before, *behind] == ["True"] * 3

@@ -24,12 +24,17 @@ def staying(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     """Context that moves tensors of a model: what is known of each is known of what is in its place behind it.
 
     Raises:
-        RuntimeError: if gradients wait to be summed.
+        RuntimeError: if gradients wait to be summed, or a batch is under way that reads older weights.
     """
     if mesh.sums.is_waiting:
         raise RuntimeError(
             "unsummed-gradients: the model is moved, or cast, while gradients wait for their sum over ranks. Do it "
             "before no_sync, call flush of the model, or drop them with its zero_grad."
+        )
+    if getattr(model, "is_under_way", False):
+        raise RuntimeError(
+            "batch-under-way: the model is moved, or cast, while a batch that was begun reads older weights. Call "
+            "drain, and step, before it."
         )
     places = [(module, name) for module in model.modules() for name in (*module._parameters, *module._buffers)]  # noqa: SLF001
     before = [getattr(module, name) for module, name in places]
