@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from textwrap import shorten
 from typing import Any, TypedDict
 
 from ir.cost_model import CostModel
@@ -73,6 +74,7 @@ TYPES = (ROUND, OFFLOAD, SCALE, COMPILE)
 """Steps that say in which types a plan is run, where what it trains rests, and if it is compiled, in their order."""
 RUNNING = (ACCUMULATE, STAGE, SLICE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
 HOST = "host"
+SAID = 80  # letters of a reason, in a program
 
 
 class TypesOfRun(TypedDict):
@@ -312,5 +314,13 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
     return Running(
         stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload,
-        moments=execution.moments, compiled=problem.fused is not None,
+        moments=execution.moments, compiled=problem.fused is not None, joined=_joined(problem, stages, execution),
     )  # fmt: skip
+
+
+def _joined(problem: Problem, stages: Stages, execution: Execution) -> str:
+    """Why no step may take the batch in parts; empty of those that do, of which it was asked."""
+    if not problem.train or stages.chunks > 1 or execution.micro_batches > 1:
+        return ""
+    why = what_joins_rows(problem.graph) or ("" if problem.rows else "outputs that are not by rows")
+    return shorten(why, SAID, placeholder=" …")

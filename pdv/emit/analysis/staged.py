@@ -54,6 +54,8 @@ class Running:
     """Whether it is compiled when it is built."""
     moments: int = 1
     """Slices of a micro-batch in time, which pass the stages one by one; 1: none."""
+    joined: str = ""
+    """What puts rows of the batch together, so that no step can take it in parts; empty if nothing is known to."""
     ranks: tuple[int, ...] = ()
     """Of the processes, by place: stage by stage, each row-major over the mesh. Empty: each rank at its own."""
 

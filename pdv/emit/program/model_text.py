@@ -279,8 +279,8 @@ class _Program:
 
     def _running_options(self) -> list[str]:
         """In how many micro-batches a step runs, and how a pipeline orders them."""
-        several = self._running.micro_batches > 1
-        options = [f"micro_batches={self._running.micro_batches}"] if several else []
+        options = [f"micro_batches={self._running.micro_batches}"] if self._running.micro_batches > 1 else []
+        options += [f"joined={string(joined)}"] if (joined := self._running.joined) else []
         if len(self._holders) > 1:
             options.append(f"order={string(self._running.order)}")
             options += [f"slices={self._running.moments}"] if self._running.moments > 1 else []

@@ -151,13 +151,19 @@ def check_count(model: ParallelModule, count: int) -> None:
     """Whether a step may take its batch in so many micro-batches.
 
     Raises:
-        ValueError: if a pipeline was planned for others.
+        ValueError: if a pipeline was planned for others, or what the model has of the batch would be of a part of it.
         RuntimeError: if there are gradients that were not summed.
     """
     if model.mesh.stage.size > 1 and count != model.micro_batches:
         raise ValueError(
             f"planned-micro-batches: {count} micro-batches of a pipeline planned for {model.micro_batches}. "
             f"Allowed: {model.micro_batches}. Leave the number out, or plan the model again."
+        )
+    if count > 1 and model.joined:
+        raise ValueError(
+            f"batch-in-parts: {count} micro-batches of a program that has {model.joined}. Each would see rows of its "
+            "own alone, and the loss be another than that of the whole batch. Allowed: 1. Leave the number out; or, if "
+            "each part may stand for a batch, call train_step for each and step the optimizer behind the last."
         )
     if count > 1 and (model.mesh.sums.is_waiting or model.mesh.sums.is_held):
         raise RuntimeError(

@@ -187,6 +187,7 @@ class ParallelModule(Named):
     most: the largest that such a size may be, by name.
     own_types: inputs of floats that are taken as they are; others are cast to what the model computes in.
     micro_batches: in which a step takes the batch, one after the other.
+    joined: what puts rows together, so that no step takes a batch in parts; nothing if each is by itself.
     check_every: every so many calls, ``train_step`` calls ``check_in_sync``; 0 is never.
     own_loss: outside of ``train_step``, of whose gradients ranks have parts: "mean", where each takes the mean of its
     own rows' losses, or "sum", where losses of ranks add up; None, not said, refuses backward if the batch is cut.
@@ -201,6 +202,7 @@ class ParallelModule(Named):
         most: Bounds = NONE,
         micro_batches: int = 1,
         own_types: Sequence[str] = (),
+        joined: str = "",
     ) -> None:
         super().__init__()
         self.mesh, self.micro_batches, self.takes, self.own_types = mesh, micro_batches, tuple(inputs), own_types
@@ -210,7 +212,7 @@ class ParallelModule(Named):
         if mesh.rounding is not None:
             self.register_forward_pre_hook(mesh.rounding.mark_others)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
-        self.check_every, self._steps, self.calls, self.evaluation = 0, 0, 0, watch_calls(self)
+        self.check_every, self._steps, self.calls, self.evaluation, self.joined = 0, 0, 0, watch_calls(self), joined
         self.own_loss: Literal["mean", "sum"] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
