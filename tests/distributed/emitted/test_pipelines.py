@@ -290,3 +290,42 @@ def test_no_cast_while_a_batch_reads_older_weights(tmp_path: Path) -> None:
     for before, under_way, *behind in run_ranks(cast_under_way, 2, plan.save(tmp_path / "plan")):
         assert under_way.startswith("batch-under-way: the model is moved, or cast")
         assert [before, *behind] == ["True"] * 3
+
+
+def train_scaled(folder: Path) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """Losses, scales and weights as docs/loops.md has a GradScaler; the first stage meets an infinity once."""
+    model = import_package(folder).build("cpu", torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scaler, losses, scales = torch.amp.GradScaler("cpu", init_scale=2.0**10), list[float](), list[float]()
+    scaler.scale(torch.zeros(()))
+
+    def loss_fn(output: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        return scaler.scale((output - y).square().sum()), y.numel()
+
+    for step in range(4):
+        losses.append(float(model.train_step(x, x.roll(1, 0), loss_fn)) / scaler.get_scale())
+        (parameter,) = model.parameters_of("layers.0.1.bias") if model.mesh.stage.rank == 0 else (None,)
+        if step == 1 and parameter is not None:
+            parameter.grad.fill_(torch.inf)
+        model.clip_grad_norm_(torch.inf)
+        scaler.unscale_(optimizer)
+        model.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+    return losses, scales, model.full_state_dict()
+
+
+def test_gradients_are_scaled_alike_on_all_stages(tmp_path: Path) -> None:
+    plan = plan_pipeline(Blocks(), (torch.ones(4, 16),), cluster(4), stages=2, micro_batches=2, mesh={"dp": 2})
+    folder = plan.save(tmp_path / "plan")
+    (alone,) = run_ranks(train_scaled, 1, folder)
+    assert alone[0][1] == pytest.approx(alone[0][2], rel=1e-12)  # of a step that was left out
+    assert alone[0][3] < alone[0][2] < alone[0][0]
+    for losses, scales, weights in run_ranks(train_scaled, 4, folder):
+        assert losses == pytest.approx(alone[0], rel=1e-9)
+        assert scales == alone[1] == [2.0**10, *[2.0**9] * 3]
+        for name, value in alone[2].items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-7, atol=1e-9, msg=name)
