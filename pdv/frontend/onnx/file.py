@@ -21,6 +21,8 @@ from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.proto import check_proto, external_tensors
 
 EXTERNAL = {"location", "offset", "length", "checksum"}
+BYTES = {"offset", "length"}  # of EXTERNAL, those that are numbers
+MOST_DIGITS = 20  # of 2^64: no file is longer
 MALFORMED = (
     ValueError,
     TypeError,
@@ -97,15 +99,34 @@ def _load(path: Path) -> onnx_ir.Model:
         proto = onnx.load(path, load_external_data=False)
         check_proto(proto)
         for tensor in external_tensors(proto):
-            unknown = {entry.key for entry in tensor.external_data} - EXTERNAL
-            if unknown:
-                what = f"tensor {tensor.name!r} says {min(unknown)!r} of where it is stored"
-                raise ModelError(what, f"Allowed: {', '.join(sorted(EXTERNAL))}", "Export it again")
+            _check_place(tensor)
             _check_external(onnx_ir.serde.deserialize_tensor(tensor), tensor.name, path.parent)
         model = onnx_ir.from_proto(proto)
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             onnx_ir.external_data.set_base_dir(graph, path.parent)
         return model
+
+
+def _check_place(tensor: onnx.TensorProto) -> None:
+    """Raises ModelError if a tensor says of its file what no reader knows, a place in it that is no number, or has a
+    type whose elements take no number of bits.
+    """
+    kind = tensor.data_type
+    if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING) or kind not in onnx.TensorProto.DataType.values():
+        what = f"tensor {tensor.name!r}, stored in a file of its own, has elements of type {kind}"
+        raise ModelError(what, "A type of ONNX that is made of numbers", "Export it again")
+    unknown = {entry.key for entry in tensor.external_data} - EXTERNAL
+    if unknown:
+        what = f"tensor {tensor.name!r} says {min(unknown)!r} of where it is stored"
+        raise ModelError(what, f"Allowed: {', '.join(sorted(EXTERNAL))}", "Export it again")
+    for entry in tensor.external_data:
+        number = entry.value
+        if entry.key in BYTES and not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
+            raise ModelError(
+                f"tensor {tensor.name!r} has the {entry.key} {number[:40]!r} in its file",
+                f"A number of bytes, 0 or more, in at most {MOST_DIGITS} decimal digits",
+                "Export it again",
+            )
 
 
 def _check_initializer(value: onnx_ir.Value) -> None:

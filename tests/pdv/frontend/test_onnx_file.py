@@ -14,7 +14,7 @@ from ir.errors import ModelError, PdvError
 from pdv.frontend import load_program
 
 
-def model_with_external(path: Path, location: str, *, length: int = 64, offset: int = 0) -> Path:
+def model_with_external(path: Path, location: str, *, length: int | str = 64, offset: int | str = 0) -> Path:
     """x + w, with w [4, 4] float32 stored at `location`."""
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 4])
     tensor.data_location = TensorProto.EXTERNAL
@@ -66,6 +66,34 @@ def test_absolute_external_data_is_refused(folder: Path, monkeypatch: pytest.Mon
 def test_external_data_of_the_wrong_length_is_refused(folder: Path, offset: int, length: int) -> None:
     with pytest.raises(ModelError, match=r"tensor 'w' takes bytes"):
         load_program(model_with_external(folder / "m.onnx", "w.bin", offset=offset, length=length))
+
+
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize("value", ["-64", "x", "", "4.0", "1e2", "0x40", "6_4", "\0", " 64", "٣", "9" * 5000])
+def test_external_data_at_what_is_no_number_of_bytes_is_refused(folder: Path, key: str, value: str) -> None:
+    path = model_with_external(folder / "m.onnx", "w.bin", **{key: value})
+    with pytest.raises(ModelError) as caught:
+        load_program(path)
+    assert f"tensor 'w' has the {key} {value[:40]!r} in its file. A number of bytes, 0 or more" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UNDEFINED, TensorProto.STRING, 99])
+def test_external_data_of_a_type_without_numbers_is_refused(folder: Path, kind: int) -> None:
+    path = model_with_external(folder / "m.onnx", "w.bin")
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].data_type = kind
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=f"tensor 'w', stored in a file of its own, has elements of type {kind}"):
+        load_program(path)
+
+
+def test_external_data_without_a_location_is_refused(folder: Path) -> None:
+    path = model_with_external(folder / "m.onnx", "w.bin")
+    model = onnx.load(path, load_external_data=False)
+    del model.graph.initializer[0].external_data[:]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="tensor 'w' is stored at ''"):
+        load_program(path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 100, 0.5, 0.99])
