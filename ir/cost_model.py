@@ -162,6 +162,10 @@ class CostModel(Protocol):
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:
         """What a training step takes beside the graph: the loss over its outputs, given as one device holds them."""
 
+    @property
+    def note(self) -> str:
+        """What a user should know of the files that were named; empty if nothing."""
+
     def provenance(self) -> Mapping[str, Any]:  # Any: JSON
         """Name, hash and device records of what answers, for plan.json."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 AUTO, LEARNED, MEASURED = "auto", "learned", "measured"
 SHIPPED = frozenset((AUTO, LEARNED, MEASURED))  # names of what ships, not of files
+NOT_HERE = ", none of this cluster's devices: it is not used"
 LANES_HZ = 256 * 1.6e9  # float32 FLOP/s of a unit of GPUs of 2017 to 2025: 128 lanes, two operations, 1.6 GHz
 DTYPES: dict[str, Dtype] = {
     "float64": "fp64",
@@ -68,7 +69,21 @@ def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analy
         },
     }
     identity = repr((facts["weights"], facts["profiles"], places, analytic))
-    return KernelCosts(places, analytic, identity, predictor, measured, facts=facts)
+    note = "" if choice in SHIPPED else _foreign(Path(choice).name, places, predictor, measured)
+    return KernelCosts(places, analytic, identity, predictor, measured, facts=facts, note=note)
+
+
+def _foreign(file: str, places: Sequence[Place], predictor: Predictor | None, measured: Measurements | None) -> str:
+    """What a user's file knows of other devices alone, none of which is here: it then says nothing of these.
+
+    Weights that were trained say something of any device; what corrects them, and profiles, of those measured alone.
+    """
+    here = {place.record.name for place in places}
+    correction = None if predictor is None else predictor.correction
+    if correction is not None and correction.device not in here:
+        return f"what corrects {file} was measured on {correction.device}{NOT_HERE}"
+    of = set() if measured is None else measured.devices
+    return f"{file} was measured on {', '.join(sorted(of))}{NOT_HERE}" if of and not of & here else ""
 
 
 def is_recorded(name: str) -> bool:

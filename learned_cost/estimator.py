@@ -87,6 +87,7 @@ class KernelCosts:
         identity: of the weights, profiles and devices.
         correlation: between the errors of two kernels of a device, in logs.
         facts: for plan.json.
+        note: as ``CostModel``.
     """
 
     places: tuple[Place, ...]
@@ -96,6 +97,7 @@ class KernelCosts:
     measured: Measurements | None = None
     correlation: float = 0.5
     facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+    note: str = ""
     _kernels: dict[Key, Estimate] = field(default_factory=dict, repr=False)
     _parts: dict[tuple[int, ...], KernelCosts] = field(default_factory=dict, repr=False)
 
@@ -174,7 +176,7 @@ class KernelCosts:
             places = tuple(self.places[number] for number in chosen)
             analytic = self.analytic.on([known[number] for number in chosen])
             identity = repr((self.identity, places))
-            own = self.predictor, self.measured, self.correlation, self.facts
+            own = self.predictor, self.measured, self.correlation, self.facts, self.note
             self._parts[chosen] = KernelCosts(places, analytic, identity, *own)
         return self._parts[chosen]
 

@@ -63,6 +63,11 @@ class Measurements:
             found.setdefault(key[:FAMILY], []).append(row)
         return found
 
+    @property
+    def devices(self) -> set[str]:
+        """What was measured."""
+        return {str(key[0]) for key in (*self.rows, *self.collectives)}
+
     @classmethod
     def read(cls, folders: Sequence[Path], name: str) -> Measurements:
         """Of the kernels in profile folders.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ir.graph import Graph
+    from pdv.cluster import Cluster
     from pdv.manual.configuration import Configuration
     from pdv.problem.workload import Workload
 
@@ -77,6 +78,7 @@ def simulate(
         if manual is None and arch is None:
             assert target is not None, "checked"
             work, text = _of_plan(target, cluster, cost), None
+            _tell_prices(cost, work.cluster)
         else:
             assert cluster is not None, "checked"
             graph_of = partial(read_graph, target, arch, values.open_dims(dim))
@@ -114,6 +116,14 @@ def _check(target: Path | None, manual: str | None, arch: str | None, cluster: P
         raise UsageError(f"{str(target)!r} is a model, not a plan", mend="Add --manual tp=…,pp=…, or run pdv optimize")
 
 
+def _tell_prices(cost: str | None, cluster: Cluster) -> None:
+    """Warn of a file that says nothing of any of these devices."""
+    from pdv.prices import cost_model
+
+    if cost is not None and (note := cost_model(cost, [entry.device for entry in cluster.classes]).note):
+        print_warning(note)
+
+
 def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
     """A saved plan, on its own cluster or on another one."""
     from pdv.cluster import load_cluster
@@ -145,6 +155,7 @@ def settings_workload(
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
     compute_of = cache(lambda device: cost_model(cost, [device]))
+    _tell_prices(cost, devices)
     priced = cost_model(cost, [entry.device for entry in devices.classes])
     work = workload(graph_of, given, devices, compute_of, partial(stage_axes, priced))
     return work, given.text()

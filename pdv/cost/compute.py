@@ -129,6 +129,11 @@ class ComputeModel:
         """Not counted: an analytic price is of the graph and the optimizer."""
         return NOTHING
 
+    @property
+    def note(self) -> str:
+        """It reads no files."""
+        return ""
+
     def provenance(self) -> dict[str, Any]:  # Any: JSON
         """It has no weights."""
         return {"name": "analytic", "hash": None, "devices": {}}

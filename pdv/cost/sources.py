@@ -18,9 +18,11 @@ def node_source(cost: NodeCost) -> Source:
 
 
 def cost_document(
-    cost: PlanCost, provenance: Mapping[str, Any], devices: Iterable[Device] = ()
+    cost: PlanCost, provenance: Mapping[str, Any], devices: Iterable[Device] = (), note: str = ""
 ) -> dict[str, Any]:  # Any: JSON
-    """``source``: a sentence; ``sources``: seconds by source; ``fallbacks``: what no better source knew, and why."""
+    """``source``: a sentence, with the cost model's ``note``; ``sources``: seconds by source; ``fallbacks``: what no
+    better source knew, and why.
+    """
     fallbacks: dict[tuple[str, str], list[float]] = {}
     for node, priced in cost.nodes.items():
         for estimate in priced.estimates:
@@ -35,7 +37,8 @@ def cost_document(
         for (op, why), seconds in sorted(fallbacks.items(), key=lambda item: (-sum(item[1]), item[0]))
     ]
     by_source = cost.seconds_by_source
-    return {"source": _sentence(by_source, provenance) + told_speeds(devices), "sources": by_source, "fallbacks": told}
+    sentence = _sentence(by_source, provenance) + told_speeds(devices)
+    return {"source": f"{sentence}; {note}" if note else sentence, "sources": by_source, "fallbacks": told}
 
 
 def _sentence(by_source: Mapping[Source, float], provenance: Mapping[str, Any]) -> str:

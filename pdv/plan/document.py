@@ -261,7 +261,9 @@ def _predict_step(step: Document | None) -> Document:
 def _predict(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:
     return {
         "step_time_s": {"mean": cost.step_s, "std": cost.std_s},
-        **cost_document(cost, problem.compute.provenance(), [entry.device for entry in cluster.classes]),
+        **cost_document(
+            cost, problem.compute.provenance(), [entry.device for entry in cluster.classes], problem.compute.note
+        ),
         "breakdown_s": {
             "compute": cost.compute_s,
             "communication": cost.communication_s,

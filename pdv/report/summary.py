@@ -25,6 +25,8 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         "predicted memory": memory_text(document),
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
+    _, _, note = predicted["source"].partition("; ")
+    rows |= {"prices": note} if note else {}
     rows |= {"a part is faster": text} if (text := part_text(document)) else {}
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])

@@ -15,7 +15,10 @@ from ir.errors import DataError, UsageError, WeightsError
 from ir.graph import Graph
 from learned_cost import choose
 from learned_cost.estimator import NO_RECORD
+from learned_cost.kernels.predict import Predictor
+from learned_cost.training.few_shot import adapt_file
 from pdv import config
+from pdv.cli import app as cli
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES
 from pdv.cost.compute import ComputeModel
@@ -24,9 +27,11 @@ from pdv.plan.package import Plan
 from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
 from pdv.report.saved import explain
+from pdv.report.summary import summarize
 from pdv.search.strategies import Budget
 from pdv.verification import verify
 from tests.learned_cost.measurements import write as write_profile
+from tests.learned_cost.training.test_few_shot import measured as few_of_an_a40
 from tests.pdv import worlds
 from tests.pdv.packages import change_plan
 from tests.pdv.test_compile import two_layers
@@ -52,6 +57,33 @@ def _queries(graph: Graph) -> list[Query]:
 def changed(plan: Plan, directory: Path, **facts: Any) -> Path:
     """A package whose plan says other things of its cost model."""
     return change_plan(plan.save(directory), lambda document: document["cost_model"].update(facts))
+
+
+@pytest.mark.parametrize("kind", ["corrections", "profiles"])
+def test_a_file_that_is_of_other_devices_is_said_to_count_for_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, few = tmp_path / "mine", few_of_an_a40(tmp_path / "few")
+    what = "few was" if kind == "profiles" else "what corrects mine was"
+    if kind == "corrections":
+        adapt_file(Predictor.load(None), few, None, mine)
+    cost = str(mine if kind == "corrections" else tmp_path / "few")
+    note = f"{what} measured on A40, none of this cluster's devices: it is not used"
+
+    model, inputs = two_layers()
+    plan = pdv.optimize(model, inputs, cluster=CPUS, cost=cost)
+    assert plan.document["predicted"]["source"].endswith(f"; {note}")
+    assert summarize(plan.document)["prices"] == note
+    folder = plan.save(tmp_path / "two_pdv")
+    assert note in explain(folder, cost=cost)
+    verify(folder, cost=cost)
+    assert cli.run(["simulate", str(folder), "--cost", cost]) == 0
+    assert capsys.readouterr().err == f"warning: {note}\n"
+
+    several = [DEVICES["a40"], DEVICES["t4"]]
+    assert cost_model(cost, several).note == cost_model(cost, several).on(several[1:]).note == ""
+    assert cost_model(cost, several[1:]).note == note
+    assert "prices" not in summarize(planned("learned").document)
 
 
 def test_the_default_and_the_analytic_model_by_name() -> None:

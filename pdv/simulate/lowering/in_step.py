@@ -70,6 +70,11 @@ class InStep:
         """It is of one device."""
         return self
 
+    @property
+    def note(self) -> str:
+        """The model's."""
+        return self.compute.note
+
     def provenance(self) -> Mapping[str, Any]:  # Any: JSON
         """The model's."""
         return self.compute.provenance()
