@@ -149,14 +149,18 @@ class _Log:
             if self._works:
                 self._file.write(f"{at} {time.monotonic() - self._started:9.3f} s  {line}\n")
         except OSError as error:
-            self._works = False
-            print_warning(f"{self._path} cannot be written ({error.strerror}); the log ends here")
+            self._end(error)
 
     def close(self) -> None:
         try:
             self._file.close()
-        except OSError:
-            self._works = False  # said before
+        except OSError as error:  # some file systems say at the end alone that they are full
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        if self._works:
+            self._works = False
+            print_warning(f"{self._path} cannot be written ({error.strerror}); the log ends here")
 
 
 @contextmanager

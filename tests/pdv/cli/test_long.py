@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import pty
@@ -19,7 +21,7 @@ import pytest
 
 from ir.errors import NoPlanFitsError
 from pdv.cli import app as cli
-from pdv.cli.long.progress import standing_text
+from pdv.cli.long.progress import progress_bar, standing_text
 from pdv.problem import Problem, Solution
 from pdv.search.strategies import STRATEGIES, Budget
 from pdv.watch import Standing
@@ -160,6 +162,20 @@ def test_a_log_that_cannot_be_is_an_error_and_one_that_ends_a_warning(
     assert (
         capsys.readouterr().err == "warning: /dev/full cannot be written (No space left on device); the log ends here\n"
     )
+
+
+def test_a_log_that_is_found_to_be_lost_when_it_is_closed_ends_in_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(io.StringIO):
+        def close(self) -> None:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Late())
+    with progress_bar(quiet=True, log=tmp_path / "log") as progress:
+        progress("searching", None)
+    said = f"warning: {tmp_path / 'log'} cannot be written (Disk quota exceeded); the log ends here\n"
+    assert capsys.readouterr().err == said
 
 
 def seen(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
