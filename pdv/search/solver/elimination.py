@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -217,9 +218,13 @@ def _eliminate(
     buckets: list[_Bucket] = []
     exact = True
     after = {variable: pool.size_after(variable) for variable in waiting}
+    cheapest = [(size, variable) for variable, size in after.items()]
+    heapify(cheapest)
     while after:
-        variable = min(after, key=lambda v: (after[v], v))
-        size = after.pop(variable)
+        size, variable = heappop(cheapest)
+        if after.get(variable) != size:  # eliminated, or said anew
+            continue
+        del after[variable]
         touching = pool.taken(variable)
         if not fold or size <= limit:
             parts = _parts(touching, variable, sizes, limit)
@@ -233,7 +238,9 @@ def _eliminate(
             pool.add((bucket.message, len(buckets)))
             buckets.append(bucket)
         near = {other for factor, _ in touching for other in factor.variables}
-        after |= {other: pool.size_after(other) for other in near.intersection(after)}  # no others change
+        for other in near.intersection(after):  # no others change
+            after[other] = pool.size_after(other)
+            heappush(cheapest, (after[other], other))
     table = add_up([factor for factor, _ in pool.entries.values()], tuple(keep), sizes)
     return Elimination(tuple(keep), table, tuple(buckets), dict(sizes), settled, exact)
 

@@ -133,3 +133,23 @@ def test_what_is_illegal_for_certain_is_left_out(seed: int, monkeypatch: pytest.
 def test_without_values_of_a_neighbour_nothing_is_minimized() -> None:
     found = eliminate([Factor((0, 1), np.zeros((4, 0)))], {0: 4, 1: 0}, (1,))
     assert found.table.shape == (0,)
+
+
+def test_choosing_what_is_next_takes_few_comparisons() -> None:
+    class Counted(int):
+        """A variable that counts how often it is compared with another."""
+
+        asked = 0
+        __hash__ = int.__hash__
+
+        def __lt__(self, other: int) -> bool:
+            Counted.asked += 1
+            return int(self) < int(other)
+
+    count = 500
+    chain = [Counted(n) for n in range(count)]
+    factors = [Factor(pair, np.eye(2)) for pair in itertools.pairwise(chain)]
+    found = eliminate(factors, dict.fromkeys(chain, 2), (chain[0], chain[-1]))
+    assert found.exact
+    assert len(found.buckets) == count - 2
+    assert Counted.asked < 50 * count
