@@ -5,14 +5,14 @@ Every array leads with the *world* axis: trials × simulated ranks, trials outer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from ir.evaluation.einsum import Data
-from ir.evaluation.polynomial import Size
+from ir.evaluation.polynomial import Pieces, Size
 from ir.tape import Known
 
 
@@ -56,11 +56,21 @@ class Field(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Var:
-    """An array of the field, with bounds on it. ``slot`` is its place on the tape, -1 where no gradient flows."""
+    """An array of the field, with bounds on it, and on its ``pieces`` where these have others.
+
+    ``slot`` is its place on the tape, -1 where no gradient flows.
+    """
 
     data: Data
     size: Size
     slot: int = -1
+    pieces: Pieces | None = None
+
+    def along(self, dim: int) -> Pieces:
+        """Bounds on its stretches along a dim of one world's array."""
+        if self.pieces is not None and self.pieces.dim == dim:
+            return self.pieces
+        return Pieces.of(dim, [(self.shape[dim + 1], self.size)])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,6 +82,20 @@ class Var:
     def dtype(self) -> Any:
         """Of the representation; never bool, which is how masks are told from additive ones."""
         return self.data.dtype
+
+
+def sliced(found: Var | Data, x: Var | Data, dim: int, start: int, stop: int) -> Var | Data:
+    """A slice of x, with what is known of these of its pieces."""
+    if isinstance(found, Var) and isinstance(x, Var) and start < stop:
+        found.pieces = x.along(dim).within(start, stop)
+        found.size = found.pieces.size
+    return found
+
+
+def joined(found: Var, xs: Sequence[Var], dim: int) -> Var:
+    """What several were joined to along a dim, with what is known of each."""
+    found.pieces = Pieces.of(dim, (stretch for x in xs for stretch in x.along(dim).stretches))
+    return found
 
 
 MOST_COUNTED = 1 << 63

@@ -7,8 +7,11 @@ the functions' values: N has integer coefficients, D is an integer that all elem
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
+from itertools import groupby
 
 MOST_DENOMINATOR_BITS = 1 << 16  # a larger common denominator is given up: nothing is then claimed
 
@@ -67,3 +70,36 @@ def size_of(*values: Fraction | None) -> Size:
 
 ONE = Size(0)
 """Of the number one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bounds on stretches of an array along one dim: a program that fills rows in one by one (the inverse within a
+    chunk of linear attention) has rows of low degree beside such that are made of all before them.
+
+    Attributes:
+        dim: of one world's array.
+        stretches: how long each is, and the bounds on it.
+    """
+
+    dim: int
+    stretches: tuple[tuple[int, Size], ...]
+
+    @classmethod
+    def of(cls, dim: int, stretches: Iterable[tuple[int, Size]]) -> Pieces:
+        """Neighbours of the same bounds are one."""
+        alike = groupby(((length, size) for length, size in stretches if length), key=lambda one: one[1])
+        return cls(dim, tuple((sum(length for length, _ in group), size) for size, group in alike))
+
+    def within(self, start: int, stop: int) -> Pieces:
+        """Those of a slice along the dim."""
+        found, begin = [], 0
+        for length, size in self.stretches:
+            found.append((max(0, min(stop, begin + length) - max(start, begin)), size))
+            begin += length
+        return Pieces.of(self.dim, found)
+
+    @property
+    def size(self) -> Size:
+        """Bounds on all of them."""
+        return reduce(Size.plus, (size for _, size in self.stretches)) if self.stretches else ONE

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ir.evaluation.einsum import Data, contract, drop_broadcast, einsum_of_integers, parse_spec
-from ir.evaluation.field import Calls, Field, Var, counts
+from ir.evaluation.field import Calls, Field, Var, counts, joined, sliced
 from ir.evaluation.polynomial import ONE, Size
 from ir.tape import Known, Pair
 
@@ -187,7 +187,7 @@ class Recorder:
             whole[at] = g
             return whole
 
-        return self.linear_map(x, lambda d: d[at], dual)
+        return sliced(self.linear_map(x, lambda d: d[at], dual), x, dim, start, stop)
 
     def windows(self, x: Array, kernel: Pair, stride: Pair, dilation: Pair, counts: Pair) -> Array:
         """See ``Tape.windows``."""
@@ -221,8 +221,8 @@ class Recorder:
         ends = np.cumsum([x.shape[dim + 1] for x in variables])[:-1]
         data = np.concatenate([x.data for x in variables], axis=dim + 1)
         size = functools.reduce(Size.plus, (x.size for x in variables))
-        ones = (ONE,) * len(variables)
-        return self._emit(data, size, tuple(variables), lambda g: np.split(g, ends, axis=dim + 1), ones)
+        given, ones = tuple(variables), (ONE,) * len(variables)
+        return joined(self._emit(data, size, given, lambda g: np.split(g, ends, axis=dim + 1), ones), given, dim)
 
     def take(self, table: Array, ids: Array, offset: Array) -> Array:
         """See ``Tape.take``."""

@@ -8,6 +8,7 @@ import pytest
 
 from ir.builder import Builder
 from ir.errors import VerificationError
+from ir.evaluation.polynomial import Pieces, Size
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
@@ -129,3 +130,29 @@ def test_a_weight_may_go_only_if_its_gradient_is_zero() -> None:
 def test_what_the_source_trains_the_plan_trains() -> None:
     with pytest.raises(VerificationError, match="disagree"):
         verify_equal(chain(), chain(trainable=False), SINGLE)
+
+
+def filled_in(count: int) -> Graph:
+    """Rows, each but the first its own times the one before, written in place one after the other."""
+    k = Builder()
+    x = k.linear(k.input("x", TensorType((count, 2), F32)), k.param("w", TensorType((2, 2), F32)))
+    for n in range(1, count):
+        row = k.mul(k.slice(x, dim=0, start=n, stop=n + 1), k.slice(x, dim=0, start=n - 1, stop=n))
+        rest = [k.slice(x, dim=0, start=n + 1, stop=count)] if n + 1 < count else []
+        x = k.concat(k.slice(x, dim=0, start=0, stop=n), row, *rest, dim=0)
+    return k.graph({"y": x})
+
+
+def test_what_is_written_in_place_is_bounded_row_by_row() -> None:
+    """The last row's degree is its own and that of the row before: not twice the whole array's for every row."""
+    graph = filled_in(40)
+    assert verify_equal(graph, graph, SINGLE, scale=False).error_bound < 1e-15
+
+
+def test_pieces_are_bounds_on_stretches() -> None:
+    low, high = Size(1), Size(5, 2.0)
+    pieces = Pieces.of(0, [(2, low), (0, high), (1, low), (4, high)])
+    assert pieces.stretches == ((3, low), (4, high))
+    assert pieces.within(1, 3).size == low
+    assert pieces.within(2, 5).stretches == ((1, low), (2, high))
+    assert pieces.within(2, 5).size == low.plus(high)
