@@ -83,10 +83,10 @@ class Calibration:
 
 OF_FRAMEWORKS = Calibration()
 # Emitted programs, PyTorch 2.11 on an H100 SXM (CUDA 13.0), 2026-11-23. Unaligned rows are as the cost model has them;
-# published runs, with the libraries of 2022, fit more. Hosts: of steps that wait for them. Blocks of GPT-2 (10 calls, 12
-# parameters) and of Llama (21, 9) take 0.40 and 0.82 ms forward, 0.87 and 0.85 backward, which tells calls from
-# parameters; layers of BERT in `mixed` precision, what rounding their parameters takes; those of GPT-2 and BERT that run
-# again, what hooks take. Autograd adds gradients up without Python: GPT-2 in four micro-batches
+# published runs, with the libraries of 2022, fit more. Hosts: of steps that wait for them. Blocks of GPT-2 (10 calls,
+# 12 parameters) and of Llama (21, 9) take 0.40 and 0.82 ms forward, 0.87 and 0.85 backward, which tells calls from
+# parameters; layers of BERT in `mixed` precision, what rounding their parameters takes; those of GPT-2 and BERT that
+# run again, what hooks take. Autograd adds gradients up without Python: GPT-2 in four micro-batches
 # (benchmarks/results/gpu_steps_h100.json, 2026-11-28).
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
 # (benchmarks/ranking.py): their steps are off by 18 % on average, whatever their kernels' prices say.

@@ -24,8 +24,8 @@ class Block(nn.Module):
 
 
 def planned(**cluster: Any) -> Plan:  # Any: YAML
-    model = nn.Sequential(Block(), Block())
-    return pdv.optimize(model, (torch.zeros(64, 512),), cluster={"mesh": {"node": 2, "gpu": 2}} | cluster)
+    model = nn.Sequential(Block(), Block())  # of 64 rows two plans are within 0.1 % of each other, and change places
+    return pdv.optimize(model, (torch.zeros(128, 512),), cluster={"mesh": {"node": 2, "gpu": 2}} | cluster)
 
 
 def with_links(inside: str, network: str) -> dict[str, Any]:
