@@ -50,7 +50,7 @@ MADE = 4  # plans at most, once one fits
 ALIKE = 2  # numbers of micro-batches of them with the same stages on the same mesh: estimates of these err alike
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
-SHARE = 0.1  # of the time that there is, for one inside: most take a hundredth, wide ones would take hours
+SHARE = 0.2  # of the time that there is, for one inside: most take a hundredth, GPT-3 175B a tenth, wide ones hours
 
 
 def search_pipelines(
