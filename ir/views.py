@@ -64,14 +64,14 @@ def sources_of(node: Node) -> tuple[str, ...]:
     return tuple(reading.source for reading in readings(node))
 
 
-def read_twice(params: Iterable[Node]) -> bool:
-    """Whether two of some parameters read the same element of a stored tensor: each would be trained apart."""
+def read_twice(params: Iterable[Node]) -> Iterator[tuple[Reading, Reading]]:
+    """Readings of some parameters that have an element of a stored tensor in common: each would be trained apart."""
     parts: dict[str, list[Reading]] = {}
     for param in dict.fromkeys(params):
         for reading in readings(param):
             parts.setdefault(reading.source, []).append(reading)
     pairs = itertools.chain.from_iterable(itertools.combinations(each, 2) for each in parts.values())
-    return any(overlap(box(one), box(other)) for one, other in pairs)
+    return ((one, other) for one, other in pairs if overlap(box(one), box(other)))
 
 
 def trained_sources_of(graph: Graph) -> tuple[str, ...]:

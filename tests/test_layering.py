@@ -35,7 +35,6 @@ LEARNED_COST_DOORS = {
     "pdv/cli/profile.py": "measures",
     "pdv/cli/launch.py": "keeps the kernels of a package as a profile",
     "pdv/measure/bench.py": "names the record that measurements are kept under",
-    "pdv/measure/deciding.py": "names the record that measurements are kept under",
     "pdv/measure/speed.py": "measures how fast the machine is",
 }
 # of learned_cost, what a price needs: NumPy is enough

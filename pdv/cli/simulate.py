@@ -19,8 +19,8 @@ from pdv.folders import text_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ir.cost_model import CostModel
     from ir.graph import Graph
-    from pdv.cluster import Cluster
     from pdv.manual.configuration import Configuration
     from pdv.problem.workload import Workload
 
@@ -78,7 +78,10 @@ def simulate(
         if manual is None and arch is None:
             assert target is not None, "checked"
             work, text = _of_plan(target, cluster, cost), None
-            _tell_prices(cost, work.cluster)
+            if cost is not None:
+                from pdv.prices import cost_model
+
+                _tell(cost_model(cost, [entry.device for entry in work.cluster.classes]))
         else:
             assert cluster is not None, "checked"
             graph_of = partial(read_graph, target, arch, values.open_dims(dim))
@@ -116,12 +119,10 @@ def _check(target: Path | None, manual: str | None, arch: str | None, cluster: P
         raise UsageError(f"{str(target)!r} is a model, not a plan", mend="Add --manual tp=…,pp=…, or run pdv optimize")
 
 
-def _tell_prices(cost: str | None, cluster: Cluster) -> None:
-    """Warn of a file that says nothing of any of these devices."""
-    from pdv.prices import cost_model
-
-    if cost is not None and (note := cost_model(cost, [entry.device for entry in cluster.classes]).note):
-        print_warning(note)
+def _tell(priced: CostModel) -> None:
+    """Warn of a file that says nothing of the devices."""
+    if priced.note:
+        print_warning(priced.note)
 
 
 def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
@@ -155,8 +156,9 @@ def settings_workload(
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
     compute_of = cache(lambda device: cost_model(cost, [device]))
-    _tell_prices(cost, devices)
     priced = cost_model(cost, [entry.device for entry in devices.classes])
+    if cost is not None:
+        _tell(priced)
     work = workload(graph_of, given, devices, compute_of, partial(stage_axes, priced))
     return work, given.text()
 

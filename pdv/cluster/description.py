@@ -223,6 +223,11 @@ class Cluster:
         return min(entry.device.memory_bytes for entry in self.classes)
 
     @property
+    def has_gpus(self) -> bool:
+        """Whether any device is a GPU, whose host runs ahead of it."""
+        return any(entry.device.kind == "gpu" for entry in self.classes)
+
+    @property
     def library(self) -> Library:
         """What carries out collectives: NCCL among GPUs, gloo where there is a CPU."""
         return "nccl" if all(entry.device.kind == "gpu" for entry in self.classes) else "gloo"

@@ -103,15 +103,21 @@ def request_of(plan: Loaded, asked: Asked, device: str) -> Document:
     numbers = len(shape) < 2
     below = 2 if numbers else shape[-1]
     target = _value(shape if numbers else shape[:-1], first.type.dtype if numbers else DType.I64, count, 0, below)
-    from learned_cost.devices.device import find, load_records
-
-    cluster = Cluster.from_dict(plan.document["cluster"])
-    record = find(cluster.classes[0].device.name, load_records().values())
+    record = record_of(plan.document)
     return {
         "package": asked.directory.resolve().name, "device": device, "mode": plan.document["mode"], "inputs": inputs,
         "target": target, "budget_s": asked.budget_s, "folder": asked.folder and str(asked.folder.resolve()),
-        "record": None if record is None or asked.folder is None else record.name,
+        "record": None if asked.folder is None else record,
     }  # fmt: skip
+
+
+def record_of(document: Mapping[str, Any], folder: Path | None = None) -> str | None:  # Any: JSON
+    """The name of the record of a plan's first kind of device, of ``folder``, too; None if there is none."""
+    from learned_cost.devices.device import find, load_records
+
+    device = Cluster.from_dict(document["cluster"]).classes[0].device
+    found = find(device.name, load_records(folder).values())
+    return None if found is None else found.name
 
 
 def _value(shape: Sequence[int], dtype: DType, micro_batches: int, least: int = 0, below: int = 2) -> Document:

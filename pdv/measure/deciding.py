@@ -20,6 +20,7 @@ from ir.graph import Node
 from ir.operator import Split
 from ir.verify import node_local_loops
 from pdv.cluster import Cluster
+from pdv.measure.bench import record_of
 from pdv.pcg.plan_cost import local_costs
 from pdv.plan.package import read_document
 from pdv.prices import priced_by
@@ -97,11 +98,9 @@ def processors_of(directory: str | os.PathLike[str], devices: Path | None = None
     Raises:
         UsageError: if the directory is no package.
     """
-    from learned_cost.devices.device import find, load_records
-
-    device = Cluster.from_dict(read_document(directory)["cluster"]).classes[0].device
-    found = None if device.kind == "gpu" else find(device.name, load_records(devices).values())
-    return None if found is None else found.name
+    document = read_document(directory)
+    device = Cluster.from_dict(document["cluster"]).classes[0].device
+    return None if device.kind == "gpu" else record_of(document, devices)
 
 
 def _query(plan: Loaded, node: Node, splits: Splits) -> Query:

@@ -29,8 +29,11 @@ def issued(node: Node, loops: Loops, behind: int) -> tuple[int, int]:
 
 
 def parameters_read(node: Node) -> int:
-    """How many trained parameters an operator reads, each of which the host takes a leaf of, and gives its gradient."""
-    return sum(base.is_param and base.needs_grad for base in map(unmoved, node.operands))
+    """How many trained parameters an operator reads, each of which the host takes a leaf of, and gives its gradient.
+
+    Of a view, which starts nothing, none are counted.
+    """
+    return node.op.kernel * sum(base.is_param and base.needs_grad for base in map(unmoved, node.operands))
 
 
 def is_within_product(node: Node) -> bool:

@@ -135,8 +135,7 @@ class Insides:
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
         kinds = dict(stages)
-        on_gpu = any(entry.device.kind == "gpu" for entry in self.space.cluster.classes)
-        update_s = CALIBRATION.host_update_s if on_gpu else 0.0
+        update_s = CALIBRATION.host_update_s if self.space.cluster.has_gpus else 0.0
         profiles = tuple(profile(one, derived.pcg, where, found.count, update_s=update_s) for one in kinds.values())
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
         firsts = [by_stage.kind_of.index(kind) for kind in range(len(profiles))]

@@ -200,8 +200,7 @@ class Whole:
             optimizer_s, here = self.profiles[stage].optimizer_s, self._pipeline.layout.chunks_on(stage)
             stepped = sum(float(optimizer_s[ends[chunk] : ends[chunk + 1]].sum()) for chunk in here)
             done.append(max(end, behind) + stepped)
-        on_gpu = any(entry.device.kind == "gpu" for entry in self.cluster.classes)
-        return float(max(done)) + (CALIBRATION.host_step_s if on_gpu else 0.0)
+        return float(max(done)) + (CALIBRATION.host_step_s if self.cluster.has_gpus else 0.0)
 
     @property
     def _goes_on(self) -> bool:

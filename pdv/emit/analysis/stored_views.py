@@ -5,11 +5,9 @@ Two parameters over the same elements would be trained apart though the model ti
 
 from __future__ import annotations
 
-import itertools
-
 from ir.errors import ModelError
 from ir.graph import Graph, Node
-from ir.views import Reading, box, overlap, readings
+from ir.views import read_twice, readings
 
 
 def stored_views(graph: Graph) -> dict[str, list[Node]]:
@@ -19,18 +17,13 @@ def stored_views(graph: Graph) -> dict[str, list[Node]]:
         ModelError: if two trained parameters read the same elements in different ways.
     """
     found: dict[str, list[Node]] = {}
-    trained: dict[str, list[Reading]] = {}
     for param in graph.params:
         for reading in readings(param):
             found.setdefault(reading.source, []).append(param)
-            if param.attr("trainable"):
-                trained.setdefault(reading.source, []).append(reading)
-    for source, parts in trained.items():
-        for a, b in itertools.combinations(parts, 2):
-            if overlap(box(a), box(b)):
-                raise ModelError(
-                    f"{source} is read both as {a.view or 'it is'} and as {b.view or 'it is'}",
-                    "A tied weight is read in one way, or in parts that do not overlap",
-                    "Read it in one layout, e.g. as the weight of linear layers only",
-                )
+    for a, b in read_twice(param for param in graph.params if param.attr("trainable")):
+        raise ModelError(
+            f"{a.source} is read both as {a.view or 'it is'} and as {b.view or 'it is'}",
+            "A tied weight is read in one way, or in parts that do not overlap",
+            "Read it in one layout, e.g. as the weight of linear layers only",
+        )
     return found

@@ -292,7 +292,7 @@ class Bounds:
         """
         rounds = [self._rounds(stages, m) for m in counts]
         first, more = min(rounds), min(of / m for of, m in zip(rounds, counts, strict=True))
-        on_gpu = any(entry.device.kind == "gpu" for entry in self.space.cluster.classes)
+        on_gpu = self.space.cluster.has_gpus
         begun_s = CALIBRATION.host_pass_s * (1 + self.space.problem.train) if on_gpu and stages > 1 else 0.0
         issued_s = first * (sum(self.issued_s) / stages + begun_s)
         if stages > 1:  # else a host issues the next pass ahead

@@ -285,7 +285,7 @@ def _shapes(node: Node, sizes: Sizes) -> list[Shape]:
 
 def issued_seconds(space: Space, graph: Graph) -> tuple[float, float]:
     """Seconds in which a host issues the kernels of a program, forward and backward; a CPU issues to itself."""
-    if not any(entry.device.kind == "gpu" for entry in space.cluster.classes):
+    if not space.cluster.has_gpus:
         return 0.0, 0.0
     forward = backward = read = 0
     for node in graph.nodes:

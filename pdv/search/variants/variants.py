@@ -166,7 +166,7 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     if sink is not None and (sink.is_leaf or sink in outside):
         return None
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
-    if any(count > 1 and param not in tied for param, count in reads.items()) or read_twice(reads):
+    if any(count > 1 and param not in tied for param, count in reads.items()) or any(read_twice(reads)):
         return None
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
 

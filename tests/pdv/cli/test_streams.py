@@ -58,7 +58,7 @@ def test_streams_that_are_closed_are_nowhere(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="what takes nothing")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_behind_stdout_is_one_error_on_stderr(tmp_path: Path) -> None:
     for options in ("", " --json"):
         done = started(f"{PDV} cluster devices{options} > /dev/full", tmp_path)
