@@ -105,7 +105,7 @@ def optimize(
         search: the strategy's name.
         mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
-        budget_s: wall time of search after which the best plan so far is taken.
+        budget_s: CPU-seconds of search after which the best plan so far is taken.
         pipelines: whether stages and micro-batches are searched: "always", "never", or "where-needed", where no plan
             for the whole batch at once fits. Nothing may be pinned then but the five that follow, and the mesh.
         stages: on how many ranks (each a mesh of its own) a pipeline is; default: searched.

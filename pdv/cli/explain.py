@@ -20,7 +20,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="The page to
 CostName = Annotated[
     str | None, typer.Option(help="The weight file or profile folder that priced the plan, where that is not shipped.")
 ]
-SearchTime = Annotated[str, typer.Option(help='Time after which no further plan is looked for: "30s", "5m".')]
+SearchTime = Annotated[str, typer.Option(help='CPU time after which no further plan is looked for: "30s", "5m".')]
 
 
 def explain(

@@ -62,7 +62,7 @@ MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis fir
 PinsFile = Annotated[Path | None, typer.Option(help="What to fix or forbid: a YAML file (docs/pins.md).")]
 Search = Annotated[str, typer.Option(help="How to search.", autocompletion=values.strategy_names)]
 BudgetTime = Annotated[
-    str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
+    str, typer.Option(help='CPU time of search after which the best plan is taken: "5s", "500ms", "2m".')
 ]
 Pipelines = Annotated[str, typer.Option(help="Search stages and micro-batches: always, where-needed or never.")]
 StageCount = Annotated[

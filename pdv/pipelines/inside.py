@@ -67,6 +67,7 @@ class Insides:
         self.space, self.strategy, self.budget, self.middle = space, strategy, budget, middle
         self.graph_of = graph_of
         self.solved = self.states = 0
+        self.complete = True  # False once one was cut short: of what it left out nothing is known
         self.rules = space.problem.rules if rules else ()
         self._known: dict[tuple[object, ...], EarlierSearches] = {}
         self._free: dict[Candidate, Inside | None] = {}
@@ -115,9 +116,12 @@ class Insides:
         self.solved += 1
         try:
             solution = self.strategy(problem, budget)
-        except (NoPlanFitsError, TooWideError):
+        except TooWideError:
             return None
-        self.states += solution.states
+        except NoPlanFitsError as error:
+            self.complete = self.complete and not error.cut
+            return None
+        self.states, self.complete = self.states + solution.states, self.complete and solution.complete
         solution = replace(solution, realized=solution.realized or realize_solution(solution))
         assert solution.realized is not None, "made just now"
         known, digest = self.known.setdefault(candidate, {}), solution.realized.derived.pcg.digest

@@ -79,7 +79,7 @@ def search_pipelines(
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, replace(ROUGHLY, seconds=SHARE * budget_s))
-    now = time.monotonic()
+    now = time.thread_time()
     search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
     if best is None and not pinned.allows_whole:
@@ -91,10 +91,10 @@ def search_pipelines(
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
     end = now + budget_s
-    bounding = Noticed(lambda: time.monotonic() > end or watch.stopped())
+    bounding = Noticed(lambda: time.thread_time() > end or watch.stopped())
     bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, bounding))
     watch.tell(Standing(search.looked_at, step_s, bound))
-    complete = not (search.stopped.noticed or bounding.noticed)
+    complete = search.complete and not (search.stopped.noticed or bounding.noticed)
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
 
 
@@ -170,12 +170,17 @@ class Search:
     def __post_init__(self) -> None:
         short, middle, budget = self.estimates.graph, self.estimates.short.repeated, self.estimates.insides.budget
         self._rewritten = Insides(self.space, short, self.strategy, budget, rules=True, middle=middle)
-        self.stopped = Noticed(lambda: time.monotonic() > self.deadline or self.watch.stopped())
+        self.stopped = Noticed(lambda: time.thread_time() > self.deadline or self.watch.stopped())
 
     @property
     def states(self) -> int:
         """Configurations priced."""
         return sum(one.states for one in (self.estimates.insides, self._rewritten))
+
+    @property
+    def complete(self) -> bool:
+        """False if an inside was cut short."""
+        return self.estimates.insides.complete and self._rewritten.complete
 
     def run(self) -> Found | None:
         """The best plan that fits: rewritten where that is another one than as written, of the best estimates."""

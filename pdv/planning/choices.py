@@ -119,7 +119,7 @@ def search_choices(
 ) -> SearchResult:
     """What is found whose simulated step is shortest; its bound is of all with which a plan fits.
 
-    budget_s: wall time of all searches; each gets an equal part of what those before it left.
+    budget_s: CPU-seconds of all searches; each gets an equal part of what those before it left.
     search: for one choice, within seconds; and whether nothing was found and it is the last, whose refusal is said.
 
     Raises:
@@ -127,11 +127,11 @@ def search_choices(
         PinsError: the same, where that is the pins' doing.
     """
     results: list[SearchResult] = []
-    deadline, skipped = time.monotonic() + budget_s, False
+    deadline, skipped = time.thread_time() + budget_s, False
     for number, one in enumerate(choices):
         last = number == len(choices) - 1
-        left_s = max(deadline - time.monotonic(), LEAST_S) if number else budget_s
-        skipped = bool(results) and (time.monotonic() >= deadline or stopped())
+        left_s = max(deadline - time.thread_time(), LEAST_S) if number else budget_s
+        skipped = bool(results) and (time.thread_time() >= deadline or stopped())
         if skipped:
             break
         try:

@@ -41,7 +41,7 @@ Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
 @dataclass(frozen=True)
 class Effort:
-    """How to search: the strategy's name, seconds of wall time, where earlier searches are kept, seed, and who follows.
+    """How to search: the strategy's name, CPU-seconds, where earlier searches are kept, seed, and who follows.
 
     Raises:
         UsageError: if no strategy is called so, or there is no such budget or seed.
@@ -63,7 +63,7 @@ class Effort:
 
     def until(self, deadline: float) -> Effort:
         """With what is left of a budget for all searches, by the clock that only goes on."""
-        return replace(self, budget_s=max(deadline - time.monotonic(), min(LEAST_S, self.budget_s)))
+        return replace(self, budget_s=max(deadline - time.thread_time(), min(LEAST_S, self.budget_s)))
 
     def strategy(self, pins: str | None) -> Strategy:
         """What solves one problem."""
@@ -111,7 +111,7 @@ def search_problems(
     """
     # Products are small here: threads of BLAS that wait for the next one would take a core each.
     with threadpool_limits(limits=1, user_api="blas"):
-        started, deadline = time.process_time(), time.monotonic() + effort.budget_s
+        started, deadline = time.thread_time(), time.thread_time() + effort.budget_s
         plain, never = pins is None and problems[0].pins == Pins(), pipelines == "never"
         _check_alone(not pinned.says_how or ((plain or inside is not None) and not never))
         may = plain and cluster.mesh is None and effort.search == config.SEARCH and not never
@@ -148,7 +148,7 @@ def _timed(found: BestPlan, started: float) -> SearchResult:
     Raises:
         PinsError: naming a pin that it does not keep.
     """
-    return SearchResult(check_kept(found), time.process_time() - started)
+    return SearchResult(check_kept(found), time.thread_time() - started)
 
 
 def _check_alone(holds: bool) -> None:
@@ -180,12 +180,12 @@ def _search_pipelines(
     first = replace(problems[0], pins=Pins())
     if pinned.schedule in STALE:  # several versions are of what is used as it rests
         first = ungathered(first)
-    deadline, orders = time.monotonic() + effort.budget_s, arrangements(cluster)
+    deadline, orders = time.thread_time() + effort.budget_s, arrangements(cluster)
     orders = orders[:1] if pinned.takes_turns else orders
     ways: list[BestPlan | None] = []
     refused: list[NoPlanFitsError] = []
     for number, ordered in enumerate(orders):
-        left_s = max(0.0, deadline - time.monotonic()) / (len(orders) - number)
+        left_s = max(0.0, deadline - time.thread_time()) / (len(orders) - number)
         try:
             one = search_pipelines(first, ordered, left_s, effort.strategy(pins), pinned, effort.watch, inside)
         except NoPlanFitsError as error:

@@ -31,7 +31,7 @@ WITHIN_S = 10.0  # each search
 class Setting:
     """What is planned: the graph of the whole batch, for a cluster whose kernels ``compute`` prices.
 
-    ``stages`` is how many the saved plan has; ``deadline`` a time of the monotonic clock.
+    ``stages`` is how many the saved plan has; ``deadline`` a time of this thread.
     """
 
     graph: Graph
@@ -49,12 +49,12 @@ class Setting:
         graph = more_rows(plan.source.graph, plan.execution.micro_batches)
         limit = min(plan.source.memory_limit, float(cluster.memory_bytes))
         mode, compute = plan.problem.mode, plan.problem.compute
-        return cls(graph, cluster, mode, compute, limit, plan.stages.count, time.monotonic() + budget_s)
+        return cls(graph, cluster, mode, compute, limit, plan.stages.count, time.thread_time() + budget_s)
 
     @property
     def is_over(self) -> bool:
         """Whether no further search is to begin."""
-        return time.monotonic() > self.deadline
+        return time.thread_time() > self.deadline
 
 
 def row(name: str, search: Callable[[], BestPlan | None], cluster: Cluster, setting: Setting) -> Row:

@@ -111,7 +111,7 @@ def search_meshes(
     step_s: Needs | None = None,
     watch: Watch = UNWATCHED,
 ) -> BestPlan:
-    """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
+    """The cheapest plan over several meshes of one cluster; ``budget_s`` CPU-seconds spent, the best so far.
 
     ``needs`` says what a plan really takes of a device, and has the last word on whether it fits; ``step_s`` the
     seconds of its step, and has the last word among meshes whose plans cost about the same.
@@ -125,12 +125,12 @@ def search_meshes(
     """
     plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
-    complete, deadline = True, time.monotonic() + budget_s
+    complete, deadline = True, time.thread_time() + budget_s
     sources, told = KnownSources(), Told(watch, len(problems))
     for number, problem in enumerate(problems):
-        if plans and (time.monotonic() > deadline or watch.stopped()):
+        if plans and (time.thread_time() > deadline or watch.stopped()):
             break
-        left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
+        left, waiting = max(0.0, deadline - time.thread_time()), len(problems) - number
         most_s = left / min(waiting, 2)
         budget = Budget(left / waiting, seed, told.met(number), most_s=most_s, sources=sources, watch=watch)
         clock = budget.clock()
@@ -146,7 +146,7 @@ def search_meshes(
         told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    rest = Budget(max(0.0, deadline - time.monotonic()), seed, sources=sources, watch=watch)
+    rest = Budget(max(0.0, deadline - time.thread_time()), seed, sources=sources, watch=watch)
     best = _best(plans, step_s, problems, partial(search_mesh, strategy=strategy, budget=rest, needs=needs))
     return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
 

@@ -85,13 +85,13 @@ class Clock:
     """CPU-seconds since it was made; once ``stopped``, none are left."""
 
     def __init__(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._started, self._at = time.process_time(), time.monotonic()
+        self._started, self._at = time.thread_time(), time.monotonic()
         self.seconds, self._stopped = seconds, stopped
 
     @property
     def elapsed_s(self) -> float:
         """CPU-seconds so far."""
-        return time.process_time() - self._started
+        return time.thread_time() - self._started
 
     @property
     def left_s(self) -> float:

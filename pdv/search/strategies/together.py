@@ -24,7 +24,7 @@ def together(strategy: Strategy) -> Strategy:
         if not problem.undecided:
             return strategy(problem, budget)
         ways = [replace(problem, leaving=way) for way in problem.exits]
-        deadline, clock = time.monotonic() + budget.seconds, budget.clock()
+        deadline, clock = time.thread_time() + budget.seconds, budget.clock()
         least = math.inf
 
         def on_best(_: float, cost_s: float) -> None:
@@ -35,7 +35,7 @@ def together(strategy: Strategy) -> Strategy:
 
         def asked(number: int, way: Problem) -> Ask:
             def ask() -> Solution:
-                left = max(0.0, deadline - time.monotonic()) / (len(ways) - number)
+                left = max(0.0, deadline - time.thread_time()) / (len(ways) - number)
                 most = None if budget.most_s is None else budget.most_s / len(ways)
                 return strategy(way, replace(budget, seconds=left, most_s=most, on_best=on_best))
 

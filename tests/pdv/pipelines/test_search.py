@@ -238,7 +238,7 @@ def test_all_searches_share_one_budget(taken: float, left: float, monkeypatch: p
         now[0] += taken
         return None if len(given) == 1 else found()
 
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.thread_time", lambda: now[0])
     monkeypatch.setattr("pdv.planning.search.search_pipelines", lambda _, __, budget_s, *___: search(budget_s))
     monkeypatch.setattr("pdv.planning.search.search_meshes", lambda _, __, budget_s, *___: search(budget_s))
     search_problems((problem(),), hosts(), Effort("backtrack", 8.0), None, lambda *_: None, None, pipelines="always")
@@ -256,9 +256,21 @@ def test_only_what_was_left_out_makes_it_incomplete(
         now[0] = over
         return 0.0 if stopped() else 0.5 * enough_s
 
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.thread_time", lambda: now[0])
     monkeypatch.setattr(Bounds, "least_s", least_s)
     found = search_pipelines(problem(), hosts(), 8.0, backtrack)
+    assert found is not None
+    assert found.complete == complete
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_inside_cut_short_makes_it_incomplete(complete: bool) -> None:
+    """However much of all the time is left."""
+
+    def cut_short(problem: Problem, budget: Budget) -> Solution:
+        return replace(backtrack(problem, budget), complete=complete)
+
+    found = search_pipelines(problem(), hosts(), float("inf"), cut_short)
     assert found is not None
     assert found.complete == complete
 

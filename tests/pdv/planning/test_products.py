@@ -125,7 +125,7 @@ def test_a_factor_whose_matrix_is_not_trained_has_no_scale_to_agree_on() -> None
 
 def test_formats_share_the_budget_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.thread_time", lambda: now[0])
 
     def search(chosen: Choice, within_s: float, last: bool) -> SearchResult:
         assert not last, "one was found"
