@@ -14,7 +14,7 @@ from ir.graph import Graph
 from pdv import config
 from pdv.cluster import Cluster
 from pdv.emit.package import emission_of
-from pdv.guard import Progress, guarded, passing
+from pdv.guard import Progress, door, passing
 from pdv.memory import step_memory
 from pdv.pins import PinSet
 from pdv.pipelines.pinned import Pinned
@@ -43,7 +43,7 @@ from pdv.simulate.step import simulate
 from pdv.watch import UNWATCHED, Watch
 
 
-@guarded("pdv.optimize")
+@door("pdv.optimize")
 def optimize(
     model: Any,  # Any: a path, a torch.nn.Module or a torch.export.ExportedProgram
     example_inputs: Any = None,  # Any: what the module's forward takes

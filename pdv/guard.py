@@ -1,7 +1,7 @@
 """Whatever goes wrong inside is one error that asks for a report, and the report is written: the door of every call.
 
-Entry points: ``guarded`` around what users call, ``note`` where a graph becomes known, ``passing`` around the user's
-own functions. A report has the traceback, the versions, and the graph without weights or large constants.
+Entry points: ``door`` and ``guarded`` around what users call, ``note`` where a graph becomes known, ``passing`` around
+the user's own functions. A report has the traceback, the versions, and the graph without weights or large constants.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ir.errors import InternalError, PdvError, UsageError, WriteError
+from ir.errors import InternalError, PdvError, UsageError, WriteError, did_you_mean
 from ir.files.writing import is_full
 from pdv.config import VERSION
 from pdv.folders import cache_folder
@@ -81,6 +82,28 @@ def guarded(name: str) -> Iterator[None]:
         raise _report(error, name, call.graph) from error
     finally:
         _CALL.reset(token)
+
+
+def door(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function that users call by ``name``: ``guarded``, and arguments that it does not take are theirs to mend."""
+
+    def wrapped(call: Callable[P, T]) -> Callable[P, T]:
+        takes = signature(call)
+
+        @wraps(call)
+        def called(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                takes.bind(*args, **named)
+            except TypeError as error:
+                known = [each for each in takes.parameters if each != "self"]
+                mend = " ".join(did_you_mean(each, known) for each in named.keys() - takes.parameters.keys())
+                raise UsageError(f"{name}: {error}", f"Allowed: {', '.join(known)}", mend) from None
+            with guarded(name):
+                return call(*args, **named)
+
+        return called
+
+    return wrapped
 
 
 def _no_room(error: OSError) -> WriteError:

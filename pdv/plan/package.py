@@ -20,7 +20,7 @@ from ir.files.writing import undisturbed
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.folders import text_of
-from pdv.guard import guarded, note
+from pdv.guard import door, note
 from pdv.page import REPORT, write_page
 from pdv.plan.seal import DOCUMENT, PLAN, parse_document, write_document
 from pdv.plan.source import check_outside_packages, write_source
@@ -61,7 +61,7 @@ class Plan:
         """The same plan, naming the command that made it at the head of the emitted program."""
         return replace(self, document={**self.document, "command": text_of(command)})
 
-    @guarded("Plan.save")
+    @door("Plan.save")
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False, link_weights: bool = False) -> Path:
         """Write the package; it appears whole or not at all.
 
@@ -89,7 +89,7 @@ class Plan:
 
         return self._write(Path(directory).absolute(), write, overwrite=overwrite)
 
-    @guarded("Plan.save_plan")
+    @door("Plan.save_plan")
     def save_plan(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write plan.json and the source graph without a program: what can be verified, explained and simulated.
 

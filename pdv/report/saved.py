@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pdv.cluster import Cluster
-from pdv.guard import guarded
+from pdv.guard import door
 from pdv.plan.package import read_document
 from pdv.plan.seal import damage_error
 from pdv.prices import cost_model, priced_by
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pdv.problem.workload import Workload
 
 
-@guarded("pdv.explain")
+@door("pdv.explain")
 def explain(
     directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
 ) -> str:
@@ -47,7 +47,7 @@ def explain(
         raise damage_error(error) from error
 
 
-@guarded("pdv.explain")
+@door("pdv.explain")
 def explanation(
     directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
 ) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def explanation(
         raise damage_error(error) from error
 
 
-@guarded("pdv export")
+@door("pdv export")
 def saved_plan(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | None = None) -> Loaded:
     """The plan of a package, replayed and priced as it was.
 
@@ -78,7 +78,7 @@ def saved_plan(directory: str | os.PathLike[str], cost: str | os.PathLike[str] |
         raise damage_error(error) from error
 
 
-@guarded("pdv simulate")
+@door("pdv simulate")
 def saved_workload(
     directory: str | os.PathLike[str], cluster: Cluster | None = None, cost: str | os.PathLike[str] | None = None
 ) -> Workload:

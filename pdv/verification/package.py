@@ -22,7 +22,7 @@ from pdv.emit.emission import Emission
 from pdv.emit.package import WEIGHTS, emission_of
 from pdv.emit.weights import Stored
 from pdv.frontend.program import Weights
-from pdv.guard import guarded
+from pdv.guard import door
 from pdv.plan.package import read_document
 from pdv.plan.proofs import checked_document, prove, proved_sizes
 from pdv.plan.running import running_of
@@ -45,7 +45,7 @@ CLAIMS = (
 PRICES = "the prices: the weights or profiles that they are from are not here"
 
 
-@guarded("pdv.verify")
+@door("pdv.verify")
 def verify(
     directory: str | os.PathLike[str],
     cost: str | os.PathLike[str] | None = None,

@@ -47,6 +47,16 @@ def planned(**options: Any) -> Plan:
     return pdv.optimize(program(), cluster=cluster(2), mesh={"dp": 2}, **options)
 
 
+def test_arguments_that_a_call_does_not_take_are_no_fault_of_ours(reports: Path) -> None:
+    with pytest.raises(UsageError, match=r"unexpected keyword argument 'budget'\. .* Did you mean 'budget_s'\?"):
+        planned(budget=5)
+    with pytest.raises(UsageError, match=r"missing a required .*argument: 'cluster'"):
+        pdv.optimize(program())  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="too many positional arguments"):
+        planned().save("there", "twice")  # type: ignore[call-arg]
+    assert not reports.exists()
+
+
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
 def test_planning_fails_as_one_error(error: Exception, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdv.compile.search_problems", raising(error))

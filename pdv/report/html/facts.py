@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pdv.guard import guarded
+from pdv.guard import door
 
 if TYPE_CHECKING:
     from pdv.cost.breakdown import PlanCost
@@ -66,7 +66,7 @@ def page_facts(step: Step, document: Mapping[str, Any], asked: Mapping[str, Any]
     }
 
 
-@guarded("pdv report")
+@door("pdv report")
 def saved_page(
     directory: str | os.PathLike[str],
     cost: str | os.PathLike[str] | None = None,
