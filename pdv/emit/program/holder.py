@@ -238,12 +238,23 @@ def _own_params(
 
 
 def _list_name(run: BlockRun) -> str:
-    """``layers`` of ``model.layers.0``: what the model called its list."""
+    """``layers`` of ``model.layers.0``: what the model called its list, if all have the same places in both.
+
+    Others would be taken for other layers by that name: ``layers_from_2`` begins with the source's ``layers.2``.
+    """
     if run.prefixes is None:
         return "blocks"
     parts = [part for part in run.prefixes[0].split(".") if not part.isdigit()]
     name = identifier(parts[-1] if parts else "blocks", "blocks")
-    return name if len(name) > 1 else "blocks"
+    name = name if len(name) > 1 else "blocks"
+    numbers = [[int(part) for part in prefix.split(".") if part.isdecimal()] for prefix in run.prefixes]
+    if not all(numbers):
+        return name
+    places = [each[-1] for each in numbers]
+    first = places[0]
+    if places != list(range(first, first + len(places))):
+        return f"some_{name}"
+    return f"{name}_from_{first}" if first else name
 
 
 def _prefixes_text(prefixes: Sequence[str]) -> tuple[str, str]:

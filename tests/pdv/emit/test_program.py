@@ -207,8 +207,25 @@ def test_masks_come_first_and_go_into_blocks(tmp_path: Path) -> None:
         w = k.param(f"l.{i}.w", floats(3, 3))
         h = k.add(h, k.matmul(factor, k.tanh(k.linear(k.relu(h), w))))
     text = emitted(k.graph({"y": h}), ALONE, tmp_path / "mask_pdv")
-    assert "        for block in self.blocks:\n            x = block(x, " in text
+    assert "        for block in self.blocks_from_1:\n            x = block(x, " in text
     assert build(tmp_path / "mask_pdv")(torch.randn(4, 8, 3), torch.zeros(8, 8)).shape == (4, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("places", "name"), [((0, 1, 2), "layers"), ((2, 3, 4), "layers_from_2"), ((0, 2, 4), "some_layers")]
+)
+def test_a_list_has_the_name_of_the_sources_where_layers_have_their_places(
+    tmp_path: Path, places: tuple[int, ...], name: str
+) -> None:
+    """``model.layers[0]`` of layers that begin with the third would be another layer than the module's."""
+    k = Builder()
+    h = k.tanh(k.linear(k.input("x", floats(4, 3)), k.param("first", floats(3, 3))))
+    for i in places:
+        w, v = (k.param(f"body.layers.{i}.{each}", floats(3, 3)) for each in "wv")
+        h = k.add(h, k.linear(k.tanh(k.linear(k.relu(h), w)), v))
+    text = emitted(k.graph({"y": h}), ALONE, tmp_path / "listed_pdv")
+    assert f"        self.{name} = nn.ModuleList(" in text
+    build(tmp_path / "listed_pdv")(torch.ones(4, 3))
 
 
 def test_what_all_blocks_read_keeps_its_name_in_the_loop(tmp_path: Path) -> None:
@@ -222,7 +239,7 @@ def test_what_all_blocks_read_keeps_its_name_in_the_loop(tmp_path: Path) -> None
         gate = k.tanh(k.linear(k.exp(k.neg(h)), w))
         h = k.tanh(k.linear(k.relu(k.linear(k.mul(gate, fixed), v)), u))
     graph = k.graph({"y": h, "gate": k.tanh(gate)})
-    assert "        for block in self.blocks:\n" in emitted(graph, ALONE, tmp_path / "kept_pdv")
+    assert "        for block in self.blocks_from_1:\n" in emitted(graph, ALONE, tmp_path / "kept_pdv")
     weights, given = random_weights(graph), np.ones((4, 3))
     wanted = evaluate(
         graph, {"x": given, **{param.attr("name"): weights.load(param.attr("name")) for param in graph.params}}
