@@ -97,6 +97,7 @@ class CommonSizes(Ties):
                 self._find_cuts(graph)
         for one, other in self.alike:
             self._make_alike(one, other)
+        self._tie_repeated(graphs)
 
     def on(self, small_mesh: Mesh, turn: int) -> CommonSizes:
         """The same with small sizes chosen for a mesh.
@@ -126,6 +127,18 @@ class CommonSizes(Ties):
         if one.is_param:
             for left, right in zip(readings(one), readings(other), strict=True):
                 self._unify_all(self._base_dims(left), self._base_dims(right))
+
+    def _tie_repeated(self, graphs: Sequence[Graph]) -> None:
+        """Sizes that repeating makes, and that no leaf and no result has, are one in all programs: nothing else ties
+        a dim that is summed away again.
+        """
+        ends = [node for graph in graphs for node in (*graph.roots, *(x for x in graph.nodes if x.is_leaf))]
+        held = {atom for node in ends for factors in self.dims[node] for atom in self.atoms.flat(factors)}
+        for node in (node for graph in graphs for node in graph.nodes if node.op.repeats):
+            sizes = zip(node.operands[0].type.shape, node.type.shape, self.dims[node], strict=True)
+            for before, after, factors in sizes:
+                if before == 1 < after and held.isdisjoint(self.atoms.flat(factors)):
+                    self.share(("repeated", after), factors)
 
     def _unify_all(self, left: Dims, right: Dims) -> None:
         for a, b in zip(left, right, strict=True):

@@ -19,6 +19,7 @@ from pdv.passes.fold_constants import Array, check_foldable_size
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
+_BARELY = 1e-9  # of an element, by which a stretched dim has as many as it is to have
 _SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -40,6 +41,8 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
     proto = onnx_ir.to_proto(node)
     if node.op_type in ("Upsample", "Resize") and opset < 11:
         operands, opset = _resize_as_later(proto, operands), 13
+    if proto.op_type == "Resize":
+        operands = _resize_as_run(proto, operands)
     inputs = [f"in{i}" if value is not None else "" for i, value in enumerate(operands)]
     outputs = [f"out{i}" for i in range(len(node.outputs))]
     renamed = type(proto)()
@@ -72,6 +75,34 @@ def _resize_as_later(proto: NodeProto, operands: Sequence[Array | None]) -> list
     later = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     proto.attribute.extend(helper.make_attribute(name, value) for name, value in later.items())
     return [operands[0], None, scales[0] if scales else operands[1]]
+
+
+def resized_to(size: int, scale: float) -> int:
+    """What a dim has once it is stretched: of 10 by 0.7 it is 7, as ONNX Runtime counts, in float32."""
+    return int(np.float32(size) * np.float32(scale))
+
+
+def _resize_as_run(proto: NodeProto, operands: Sequence[Array | None]) -> list[Array | None]:
+    """Operands of a resize of which the reference implementation, which counts in float64, makes as many elements as
+    ``resized_to``; its axes are counted from the front, as it takes them alone.
+    """
+    x, *rest = operands
+    scales = rest[1] if len(rest) > 1 else None
+    if x is None:
+        raise ValueError("a resize of nothing")
+    axes = list(range(x.ndim))
+    for each in proto.attribute:
+        if each.name == "axes":
+            axes = [axis % x.ndim for axis in each.ints]
+            each.ints[:] = axes
+    if scales is None or not scales.size:
+        return [x, *rest]
+    wide = scales.astype(np.float64)
+    for i, dim in enumerate(axes):
+        size, wanted = x.shape[dim], resized_to(x.shape[dim], scales[i])
+        if size and int(wide[i] * size) != wanted:
+            wide[i] = (wanted + _BARELY) / size
+    return [x, rest[0], wide, *rest[2:]]
 
 
 def _gather_elements(operands: Sequence[Array | None], axis: int) -> Array:

@@ -267,3 +267,18 @@ def test_a_dim_that_follows_stays_with_what_it_follows_from_where_it_is_made_of_
     graph = k.graph({"y": k.reduce_sum(k.slice(rows, dim=1, start=1, stop=17), dims=(0, 1), keepdim=False)})
     mesh = Mesh.of(a=4)
     verify_equal(graph, spread(graph, mesh), mesh)
+
+
+def test_a_dim_that_is_repeated_and_summed_away_has_one_size_in_both_programs() -> None:
+    k = Builder()
+    whole = k.reduce_sum(k.input("x", TensorType((4, 3, 6), F32)), dims=(0, 1, 2), keepdim=True)
+    many = k.abs(k.expand(whole, shape=(2, 6, 4)))
+    source = k.graph({"y": k.reduce_sum(many, dims=(0, 1, 2), keepdim=True)})
+    mesh = Mesh.of(x=2)
+    parallel = Builder()
+    x = parallel.input("x", TensorType((4, 3, 6), F32))
+    repeated = parallel.expand(parallel.reduce_sum(x, dims=(0, 1, 2), keepdim=True), shape=(2, 6, 4))
+    cut = parallel.abs(parallel.partition(repeated, dim=0, axis="x"))
+    summed = parallel.reduce(parallel.reduce_sum(cut, dims=(0, 1, 2), keepdim=True), axis="x")
+    pcg = parallel.graph({"y": summed})
+    assert verify_equal(source, pcg, mesh).error_bound < 1e-20

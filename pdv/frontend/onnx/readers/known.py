@@ -15,12 +15,14 @@ import numpy as np
 from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.linear_maps import applied, fourier_matrix
-from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.lowering import Unsupported
 from pdv.frontend.onnx.call import Call, Handler
+from pdv.frontend.onnx.readers import selections
 from pdv.frontend.onnx.readers.logic import chosen
+from pdv.frontend.onnx.readers.nearest import nearest_lines
+from pdv.frontend.onnx.readers.selections import MOST_MOVED, selected
 from pdv.passes.fold_constants import Array
 
-MOST_MOVED = 1 << 22  # elements of a selection that is written down
 MOST_ENTRIES = 1 << 22  # of a matrix
 
 
@@ -42,23 +44,6 @@ def moved(*data: int, fill: int | None = None) -> Handler:
         return selected(c.k, xs, found - 1, None if filler is None else c.array(fill or 0))
 
     return handle
-
-
-def selected(k: Lowering, xs: Sequence[Node], places: Array, filler: Array | None = None) -> Node:
-    """The elements of ``xs``, one behind the other, that have these numbers; -1 is the filler, or zero."""
-    if places.size > MOST_MOVED:
-        raise Unsupported(f"a known selection of {places.size} elements")
-    if 0 in places.shape:
-        raise Unsupported("a result without elements")
-    dtype = xs[0].type.dtype
-    parts = [k.reshape(x, (-1,)) for x in xs]
-    if (places < 0).any():
-        value = np.zeros((1,)) if filler is None else filler.reshape((1,))
-        parts.append(k.const(value.astype(dtype.torch_name), dtype))
-    total = sum(part.type.num_elements for part in parts)
-    flat = k.concat(parts, 0)
-    ids = np.where(places < 0, total - 1, places).reshape(-1)
-    return k.reshape(layers.index_select(k, flat, 0, k.const(ids)), places.shape)
 
 
 def mapped(c: Call, x: Node, over: Sequence[int]) -> Node:
@@ -122,11 +107,16 @@ def gather_elements(c: Call) -> Node:
 def resize(c: Call) -> Node:
     """Nearest is a selection, the other modes averages along each dim that changes."""
     x = c[0]
+    cropping = c.attrs.get("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    if c.attrs.get("mode", "nearest") == "nearest" and not cropping:
+        for name in c.attrs:
+            c.attrs.get(name)  # what is nearest does not depend on the others
+        return selections.along_each(c.k, x, nearest_lines(c))
     if c.attrs.get("mode", "nearest") == "nearest" and not x.type.dtype.is_half:
         return moved(0)(c)  # type: ignore[no-any-return]
     if not x.type.dtype.is_floating:
         raise Unsupported(f"an average of {x.type.dtype.value}")
-    if c.attrs.get("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+    if cropping:
         return cropped(c, x)
     zero = np.zeros(x.type.shape, np.float32)
     result = np.asarray(_reference(c, {0: zero})[0]).shape
@@ -272,18 +262,19 @@ def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
 
 def pad(c: Call) -> Node:
     """Around a tensor, each dim by itself, elements of one value, or its own as ``mode`` says; ends may be cut off."""
-    x, ends, mode = c[0], _ends(c), c.attrs["mode"]
+    k, x, ends, mode = c.k, c[0], _ends(c), c.attrs["mode"]
     kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.type.shape, ends, strict=True)]
     value = c.array(2) if c.get(2) is not None else np.asarray(c.attrs.get("value", 0.0))
     if mode == "constant" and min(kept, default=1) > 0:
-        return masks.pad(c.k, x, ends, value.item())
-    places = np.arange(x.type.num_elements).reshape(x.type.shape)
-    for dim, ((before, after), size) in enumerate(zip(ends, x.type.shape, strict=True)):
-        places = np.take(places, range(max(-before, 0), size - max(-after, 0)), dim)
-    more = [(max(before, 0), max(after, 0)) for before, after in ends]
-    if mode != "constant":
-        return selected(c.k, [x], np.pad(places, more, mode))
-    return selected(c.k, [x], np.pad(places, more, constant_values=-1), value)
+        return masks.pad(k, x, ends, value.item())
+    if mode == "constant":
+        full = [left + max(before, 0) + max(after, 0) for left, (before, after) in zip(kept, ends, strict=True)]
+        return masks.fill(k, value.item(), full, x.type.dtype)
+    lines = []
+    for (before, after), size in zip(ends, x.type.shape, strict=True):
+        line = np.arange(size)[max(-before, 0) : size - max(-after, 0)]
+        lines.append(np.pad(line, (max(before, 0), max(after, 0)), mode))
+    return selections.along_each(k, x, lines)
 
 
 def _ends(c: Call) -> list[tuple[int, int]]:
@@ -306,9 +297,12 @@ def gather_nd(c: Call) -> Node:
 
 
 READERS: Mapping[str, Handler] = {
-    **{op: moved(0) for op in ("Tile", "Compress", "ReverseSequence", "DepthToSpace")},
+    **{op: moved(0) for op in ("Compress", "ReverseSequence", "CenterCropPad")},
+    "Tile": selections.tile,
+    "Trilu": selections.trilu,
+    "DepthToSpace": selections.depth_to_space,
+    "SpaceToDepth": selections.space_to_depth,
     "GatherND": gather_nd,
-    **{op: moved(0) for op in ("SpaceToDepth", "CenterCropPad", "Trilu")},
     "TensorScatter": moved(0, 1),
     "Scatter": scatter_elements,
     "GatherElements": gather_elements,
