@@ -137,7 +137,8 @@ def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> t
     axes = _places(model)
     if train and any(node.needs_grad for _, node in pair.source.outputs):
         outputs, loss = _step(model, inputs, pair, given)
-        gradients = {name: value.numpy() * given.weight for name, value in model.full_gradients().items()}
+        whole = model.whole(lambda tensor: tensor.grad, rest=False)
+        gradients = {name: value.numpy() * given.weight for name, value in whole.items()}
         first = Observed(_arrays(outputs), axes, gradients, _state(model), loss)
     else:
         first = _call(model, inputs, stateful=train or bool(pair.source.updates))

@@ -42,22 +42,26 @@ def full_state(model: ParallelModule) -> dict[str, Tensor]:
     """As ``ParallelModule.full_state_dict``: tensors that share memory in the source share it here."""
     meet(model, "full_state_dict")
     _check_kept(model)
-    found = model.whole(lambda tensor: tensor.detach(), rest=True)
-    if not model.mesh.origins:
-        return found
-    file = model.mesh.origins[0][1].file
-    said = SourceNames.of(file)
-    for name, (source, view) in said.names.items():
-        if source in found:
-            found[name] = take_view(found[source], view)
-    found |= {name: file.get_tensor(name) for name in said.unread}
-    return {name: tensor for name, tensor in found.items() if name not in said.joint}
+    found = _under_all_names(model, model.whole(lambda tensor: tensor.detach(), rest=True))
+    if model.mesh.origins:
+        file = model.mesh.origins[0][1].file
+        found |= {name: file.get_tensor(name) for name in SourceNames.of(file).unread}
+    return found
 
 
 def full_gradients(model: ParallelModule) -> dict[str, Tensor]:
-    """As ``ParallelModule.full_gradients``."""
+    """As ``ParallelModule.full_gradients``: those of one tensor share memory under all its names."""
     meet(model, "full_gradients")
-    return model.whole(lambda tensor: tensor.grad, rest=False)
+    return _under_all_names(model, model.whole(lambda tensor: tensor.grad, rest=False))
+
+
+def _under_all_names(model: ParallelModule, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under stored names, in the source's."""
+    if not model.mesh.origins:
+        return found
+    said = SourceNames.of(model.mesh.origins[0][1].file)
+    views = {name: take_view(found[stored], view) for name, (stored, view) in said.names.items() if stored in found}
+    return {name: tensor for name, tensor in {**found, **views}.items() if name not in said.joint}
 
 
 def _check_kept(model: ParallelModule) -> None:

@@ -356,7 +356,7 @@ class ParallelModule(Named):
         return full_state(self)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The gradients that there are, whole, one for each stored tensor; zero of what the program does not read."""
+        """The gradients that there are, whole, under all names of the source; zero of what is not read."""
         return full_gradients(self)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:

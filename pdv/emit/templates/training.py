@@ -360,7 +360,7 @@ def self_check(
             each.evaluation.is_checked = True
             begun = each.train_step(inputs, target, loss_fn)
             loss = float(each.drain() if getattr(each, "is_under_way", False) else begun)  # type: ignore[operator]  # of it
-            runs.append((loss, each.full_gradients()))
+            runs.append((loss, each.whole(lambda tensor: tensor.grad, rest=False)))
             each.zero_grad()
             each.train(training).evaluation.is_checked = False
     finally:

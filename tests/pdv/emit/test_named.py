@@ -77,3 +77,13 @@ def test_what_was_frozen_at_planning_is_not_thawed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"frozen-at-planning: base.weight"):
         model.requires_grad_(True)
     assert all(p.requires_grad for p in held(tmp_path, []).requires_grad_(False).requires_grad_(True).parameters())
+
+
+def test_gradients_are_under_all_names_of_the_source(tmp_path: Path) -> None:
+    """A loop over ``source.named_parameters()`` has a tied weight by its first name, whichever is stored."""
+    model = held(tmp_path, [])
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, float(number))
+    found = model.full_gradients()
+    assert found["wte.weight"].data_ptr() == found["head.weight"].data_ptr()
+    assert set(model.full_state_dict()) - set(found) == {"base.weight", "norm.running_mean"}
