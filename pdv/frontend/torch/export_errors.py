@@ -16,6 +16,8 @@ from ir.errors import ModelError, first_line
 
 _OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[2]))  # whose lines are not the model's
 _TRANSFORMS = tuple(str(PurePath("_functorch", name)) for name in ("vmap.py", "eager_transforms.py", "apis.py"))
+_TRANSFORMER = str(PurePath("torch", "nn", "modules", "transformer.py"))
+_NUMBERS = re.compile(r"\.(tolist|item)\(\)")
 _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
 
 
@@ -27,7 +29,7 @@ def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
         return ModelError(
             f"{name} cannot be exported: what it runs depends on values of tensors{said}{where}",
             "Programs that are the same for all values",
-            _remedy(module, where),
+            _remedy(module, error, where),
         )
     if "_ctc_loss" in first_line(error):
         return ModelError(
@@ -71,8 +73,12 @@ def check_norms(module: torch.nn.Module) -> None:
 
 def is_of_transforms(error: BaseException) -> bool:
     """Whether it comes of torch.func's transforms, or of a gradient that forward takes."""
-    paths = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-    return any(path.endswith(_TRANSFORMS) for path in paths) or "fake tensor in the exported program" in str(error)
+    return _passes(error, *_TRANSFORMS) or "fake tensor in the exported program" in str(error)
+
+
+def _passes(error: BaseException, *ends: str) -> bool:
+    """Whether it came by way of a file whose path ends so."""
+    return any(frame.filename.endswith(ends) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _line(error: BaseException) -> str:
@@ -89,7 +95,7 @@ def _is_of_model(path: str) -> bool:
     return not path.startswith("<") and not path.startswith(_OTHERS)
 
 
-def _remedy(module: torch.nn.Module, where: str) -> str:
+def _remedy(module: torch.nn.Module, error: Exception, where: str) -> str:
     """What to change: options of the model by which it need not look at values, if it has such."""
     config = getattr(module, "config", None)
     named = {
@@ -100,10 +106,14 @@ def _remedy(module: torch.nn.Module, where: str) -> str:
         return f"Set {', '.join(named['layerdrop'])} of its configuration to 0: layers are skipped by chance"
     if named["problem_type"] and "label" in where:
         return 'Set problem_type of its configuration, e.g. "single_label_classification"'
-    if "mask" in where or "transformer" in where.lower():
+    if _passes(error, _TRANSFORMER):  # models' own lines about masks know no such argument
         return "Say what the mask is (is_causal=, tgt_is_causal=), for torch looks at its values else"
     if "pack" in where.lower():
         return "Give recurrent layers padded sequences, and take of each row what stands at its length (gather)"
+    if ": for " in where:
+        return "Loop over a fixed number, e.g. all experts, and give what is not chosen a weight of zero"
+    if _NUMBERS.search(where) and ": if " not in where:
+        return "Give such numbers as Python's own (ints, lists of them): those are constants of the program"
     return "Decide it by an option or by shapes, or compute both sides and choose with torch.where"
 
 

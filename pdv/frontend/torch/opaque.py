@@ -1,7 +1,7 @@
 """Operators that nobody declared, run as they are by torch: opaque ones (`ir.ops.opaque`).
 
 Entry points: `opaque`, by which frontends make them; `register_operator`, by which users say how one may be cut;
-`call_torch`, which runs them where programs are evaluated.
+`remedy`, of those that none may be; `call_torch`, which runs them where programs are evaluated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -34,6 +34,14 @@ _REFUSED = {
     torch.Tag.data_dependent_output: "its result decides what the program is",
     torch.Tag.inplace_view: "it changes its operand",
 }
+
+_BY_VALUE = {
+    _REFUSED[torch.Tag.data_dependent_output]: "Give such numbers as Python's own (ints, lists of them): those are "
+    "constants of the program",
+    _REFUSED[torch.Tag.dynamic_output_shape]: "Compute with all elements, and give those that are not chosen a weight "
+    "of zero (torch.where), or choose a fixed number (topk)",
+}
+"""What to do about operators that no declaration makes part of a program."""
 
 _ATEN = torch.ops.aten
 _OF_ROWS = frozenset(
@@ -230,6 +238,13 @@ def _why_not(function: OpOverload) -> str:
     if function.namespace == "prims":
         return "torch has no gradient of it"
     return next((why for tag, why in _REFUSED.items() if tag in function.tags), "")
+
+
+def remedy(unsupported: Collection[str]) -> str:
+    """What to do where all that is refused depends on values; empty for what the error says of operators at large."""
+    found = {why: mend for why, mend in _BY_VALUE.items() if any(f"({why})" in text for text in unsupported)}
+    known = all(any(f"({why})" in text for why in found) for text in unsupported)
+    return "; ".join(found.values()) if known else ""
 
 
 def _without_memory(function: OpOverload) -> OpOverload:

@@ -41,7 +41,7 @@ from pdv.frontend.torch.exported_state import (
     tensors,
     where_of,
 )
-from pdv.frontend.torch.opaque import opaque
+from pdv.frontend.torch.opaque import opaque, remedy
 from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
 
@@ -121,7 +121,7 @@ class _ProgramLowering:
             elif node.op == "call_function" and node in live:
                 self.values[node] = self._call(node)
         if self.unsupported:
-            raise UnsupportedOperatorsError(tuple(self.unsupported))
+            raise UnsupportedOperatorsError(tuple(self.unsupported), mend=remedy(self.unsupported))
         graph = self._graph()  # may find more that is opaque
         lines = {node.name: where_of(node) for node in self.program.graph.nodes if node.op == "call_function"}
         return Program(graph, Weights(self.loaders), opaque=(*self.opaque, *self.k.foreign), lines=lines)

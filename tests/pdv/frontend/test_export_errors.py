@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ir.errors import ModelError
+from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.frontend import load_program
 
 
@@ -52,6 +52,75 @@ def test_a_module_that_cannot_be_exported_is_explained(module: nn.Module, cause:
     assert "at test_export_errors.py:" in text
     assert ("if label_index > 0:" if isinstance(module, Chosen) else "return x.reshape(3, 5)") in text
     assert len(text) < 20 * 80
+
+
+class Masked(nn.Module):
+    """Looks at the values of its mask; ``way``: on a line of its own, or of torch's."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(4, 4)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x > 0
+        if self.way == "own" and mask.any():
+            x = self.layer(x)
+        if self.way == "loop":
+            for chosen in mask.nonzero():
+                x = x + self.layer(x) * chosen[0]
+        if self.way == "numbers":
+            x = self.layer(x) * [0.5, 2.0][mask[0, :1].sum().item()]
+        if self.way == "torch":
+            x = self.encoder(x, mask=mask @ mask.T)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("way", "remedy"),
+    [
+        ("own", "choose with torch.where"),
+        ("loop", "Loop over a fixed number"),
+        ("numbers", "Give such numbers as Python's own"),
+        ("torch", "is_causal="),
+    ],
+)
+def test_what_to_do_is_of_the_line_that_looks_at_values(way: str, remedy: str) -> None:
+    with pytest.raises(ModelError, match="depends on values of tensors") as told:
+        load_program(Masked(way), (torch.randn(2, 4),))
+    assert remedy in str(told.value)
+
+
+class Asking(nn.Module):
+    """Makes a list of counts, takes each value once, or draws."""
+
+    def __init__(self, *ways: str) -> None:
+        super().__init__()
+        self.ways = ways
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "drawn" in self.ways:
+            x = x + torch.poisson(x.exp())
+        if "counts" in self.ways:
+            x = torch.cat([part * 2 for part in x.split((x > 0).sum(1).tolist())])
+        if "unique" in self.ways:
+            x = x.unique().cumsum(0).exp()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("ways", "remedies"),
+    [
+        (("counts",), ["Give such numbers as Python's own"]),
+        (("unique",), ["give those that are not chosen a weight of zero"]),
+        (("drawn",), ["declare the operators"]),
+        (("drawn", "counts"), ["declare the operators"]),
+    ],
+)
+def test_what_to_do_about_operators_that_depend_on_values(ways: tuple[str, ...], remedies: list[str]) -> None:
+    with pytest.raises(UnsupportedOperatorsError) as told:
+        load_program(Asking(*ways), (torch.randn(2, 4),))
+    assert all(remedy in str(told.value) for remedy in remedies)
 
 
 class Transcribed(nn.Module):
