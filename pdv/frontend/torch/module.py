@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.nn.functional import gaussian_nll_loss
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ir.dims import Shape
 from ir.errors import ModelError, UsageError
@@ -165,7 +167,8 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        with redirect_stderr(said), _unvalidated(), _functions_called() as called, nullcontext() if strict else _Data():
+        known = nullcontext() if strict else _values_known()
+        with redirect_stderr(said), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
@@ -190,6 +193,45 @@ class _Data(TorchFunctionMode):
             args[0].detach().copy_(args[1].detach())
             return None
         return function(*args, **(kwargs or {}))
+
+
+_OF_FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    **{name: lambda x: x for name in ("all", "any", "detach")},
+    **dict.fromkeys(("logical_not", "bitwise_not", "invert"), operator.not_),
+}  # Any: of what is known of each element, the same of the result
+
+
+class _Finite(TorchFunctionMode):
+    """While this lasts, ``if`` of whether what is trained is finite goes where it is: programs have one way.
+
+    Asked is so ahead of a clamp (detectors of transformers in training) or of an error. Only of what has a gradient:
+    masks may well be infinite. That a module goes another way at its values is found when its reading is compared.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
+        del types
+        name: str = getattr(function, "__name__", "").strip("_")
+        given: Any = args[0] if args else None
+        known = self.known.get(given) if isinstance(given, torch.Tensor) else None
+        if known is not None and name in ("bool", "item"):
+            return known
+        result = function(*args, **(kwargs or {}))
+        if name in _OF_FINITE and given.requires_grad:
+            self.known[result] = _OF_FINITE[name]
+        elif known is not None and name in _ANSWERS:
+            self.known[result] = _ANSWERS[name](known)
+        return result
+
+
+@contextmanager
+def _values_known() -> Iterator[None]:
+    with _Data(), _Finite():
+        yield
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from ir.errors import ModelError, UnsupportedOperatorsError
+from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
 
 
@@ -89,6 +90,47 @@ def test_what_to_do_is_of_the_line_that_looks_at_values(way: str, remedy: str) -
     with pytest.raises(ModelError, match="depends on values of tensors") as told:
         load_program(Masked(way), (torch.randn(2, 4),))
     assert remedy in str(told.value)
+
+
+class Guarded(nn.Module):
+    """Clamps or complains where what it computes is not finite."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.way == "all" and not torch.isfinite(y).all():
+            y = y.clamp(-9, 9)
+        if self.way == "any" and (y.isinf().any() or torch.isnan(y).any().item()):
+            raise ValueError("not finite")
+        if self.way == "sides" and torch.isinf(y).logical_not().all():
+            y = y * 2
+        if self.way == "hidden" and y.masked_fill(x > 0, -torch.inf).isinf().any():
+            y = y * 5
+        if self.way == "input" and x.isinf().any():
+            y = y * 3
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("way", ["all", "any", "sides"])
+def test_what_is_trained_counts_as_finite(way: str) -> None:
+    module, inputs = Guarded(way), (torch.randn(2, 4),)
+    program = load_program(module, inputs)
+    assert "are the same" in check_reading(program.graph, copy_of(module, inputs, train=True), train=True)
+
+
+def test_what_is_not_finite_all_the_same_is_found() -> None:
+    module, inputs = Guarded("hidden"), (torch.randn(2, 4),)
+    program = load_program(module, inputs)
+    with pytest.raises(ModelError, match="what was read of the model is not the module"):
+        check_reading(program.graph, copy_of(module, inputs, train=True), train=True)
+
+
+def test_of_inputs_nothing_is_known() -> None:
+    with pytest.raises(ModelError, match="depends on values of tensors"):
+        load_program(Guarded("input"), (torch.randn(2, 4),))
 
 
 class Asking(nn.Module):
