@@ -84,8 +84,9 @@ def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[s
     from benchmarks.coverage_runs.larger import LARGER
     from benchmarks.coverage_runs.latest import LATEST
     from benchmarks.coverage_runs.plain import PLAIN
+    from benchmarks.coverage_runs.recent import RECENT
 
-    models = {**FURTHER, **LATEST} if how.further else LARGER if how.larger else {**PLAIN, **HUB}
+    models = {**FURTHER, **LATEST, **RECENT} if how.further else LARGER if how.larger else {**PLAIN, **HUB}
     chosen = [(name, build) for name, build in models.items() if not only or name in only]
     for name, build in chosen[share]:
         started = time.perf_counter()
