@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ir.dims import Loops
-from ir.graph import Node
+from ir.graph import Graph, Node
 from ir.operator import Attrs, Operator
 from ir.types import DType, TensorType
 
 Source = Literal["measured", "learned", "analytic"]
 Key = tuple[object, ...]
+PASSES = {"train": 3, "infer": 1}  # backward is twice forward; what is computed again is no model FLOP
 SOURCES: tuple[Source, ...] = ("measured", "learned", "analytic")  # in order of trust (docs/architecture.md, Costs)
 
 
@@ -196,6 +197,12 @@ def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], res
     if op.kind == "index":  # a gather reads the rows that it returns, not the table
         traffic = 2.0 * loops.size_of(loops.result) * result.dtype.itemsize
     return Work(flops, traffic, 1)
+
+
+def model_flops(graph: Graph) -> float:
+    """Arithmetic of products, convolutions and attention, forward, as the model is written (Chowdhery et al., 2022)."""
+    counted = (node for node in graph.nodes if node.op.kind in ("contraction", "stencil") or node.op.flops is not None)
+    return sum(forward_work(n.op, n.loops, [x.type for x in n.operands], n.type).flops for n in counted if n.operands)
 
 
 def backward_work(

@@ -26,7 +26,7 @@ from pdv.schedule.order import why_not
 
 TRIES = 12  # places of cuts that are drawn until each stage has a parameter
 MOST_STAGES = 4
-ONE_EACH: tuple[Order, ...] = ("gpipe", "1f1b", "zero-bubble")  # orders of one stage on each rank
+ONE_EACH: tuple[Order, ...] = ("gpipe", "eager-1f1b", "1f1b", "zero-bubble")  # orders of one stage on each rank
 IN_TURN: tuple[Order, ...] = ("interleaved", *FOLDED)  # of two
 
 

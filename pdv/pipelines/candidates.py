@@ -24,6 +24,7 @@ from pdv.pcg.fused import fused_of
 from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pins import PinSet
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
+from pdv.pipelines.sending import sends_take_long
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Pins, Problem
 from pdv.problem.fused import Fused
@@ -125,8 +126,9 @@ class Space:
     def orders(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
 
-        With fewer micro-batches than stages nothing is steady, and torch has no 1F1B of them. Each with the stages on
-        a rank: one, unless more are pinned.
+        Eager 1F1B only where they take long: it may fill a pipeline in half the time of 1F1B if stages are cut for it,
+        so that bounds of plans that have it are of less. With fewer micro-batches than stages nothing is steady, and
+        torch has no 1F1B of them. Each with the stages on a rank: one, unless more are pinned.
         """
         if candidate.stages == 1:
             return ((SEARCHED[-1], 1),)
@@ -137,7 +139,17 @@ class Space:
             wrong = why_not(order, candidate.stages, 1, count, recomputes=recompute != "none")
             return () if wrong else ((order, 1),)
         few = candidate.micro_batches < candidate.stages
-        return tuple((order, 1) for order in (SEARCHED[:1] if few else SEARCHED[::-1]))
+        found = SEARCHED[:1] if few else SEARCHED[::-1]
+        return tuple((order, 1) for order in found if order != "eager-1f1b" or self._sends_take_long(candidate.stages))
+
+    def _sends_take_long(self, stages: int) -> bool:
+        if stages not in self._long:
+            self._long[stages] = sends_take_long(self.problem, self.cluster, stages)
+        return self._long[stages]
+
+    @cached_property
+    def _long(self) -> dict[int, bool]:
+        return {}
 
     def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.

@@ -25,9 +25,9 @@ from pdv.schedule.slices import SLICED, why_not_in_slices
 
 VIRTUAL = (2, 4, 8)  # stages on each rank that are looked at, where several are
 ASKED = (
-    "gpipe, 1f1b and 2bw have one stage on each rank, interleaved two or more, zero-bubble any number, zbv and "
-    "dualpipev two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for each "
-    "rank or more, 2bw one for each or more; zero-bubble, zbv and dualpipev recompute nothing"
+    "gpipe, eager-1f1b, 1f1b and 2bw have one stage on each rank, interleaved two or more, zero-bubble any number, zbv "
+    "and dualpipev two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for "
+    "each rank or more, 2bw one for each or more; zero-bubble, zbv and dualpipev recompute nothing"
 )
 
 

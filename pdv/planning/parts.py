@@ -14,15 +14,14 @@ from ir.graph import Graph
 from pdv.cluster import Cluster
 from pdv.cluster.build import levels_of
 from pdv.cluster.description import NodeGroup
+from pdv.pipelines.sending import least_seconds
 from pdv.plan.running import as_run
 from pdv.planning.search import Again, Effort, search_problems
 from pdv.problem import Problem
 from pdv.report.loaded import workload_of_found
-from pdv.report.simulated import PASSES, model_flops
 from pdv.simulate.step import simulate
 
 WORTH = 0.97  # times the step on all devices, that a part is worth saying for
-REACHED = 0.9  # of its peak, that a device does at most
 MOST_S = 5.0  # of search a part
 SHARE = 0.1  # of all the time that there is, the same
 
@@ -53,14 +52,6 @@ def find_part(step_s: float, graph: Graph, cluster: Cluster, problems: Again, ef
         if found_s is not None and found_s < most_s:
             best = Part(what, part.num_devices, found_s)
     return best
-
-
-def least_seconds(problem: Problem, cluster: Cluster) -> float:
-    """What the model's products take if all devices together compute nothing else."""
-    dtypes = [node.type.dtype.torch_name for node in problem.graph.params if node.type.dtype.is_floating]
-    name = dtypes[0] if dtypes else "float32"
-    peak = sum(entry.device.peak(name) * entry.device.pace * entry.count for entry in cluster.classes)
-    return model_flops(problem.graph) * PASSES[problem.mode] / (REACHED * peak)
 
 
 def _step_seconds(problems: Sequence[Problem], cluster: Cluster, effort: Effort) -> float | None:

@@ -19,17 +19,18 @@ from pdv.problem.formats import Format
 from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
 
-Order = Literal["gpipe", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"]
+Order = Literal["gpipe", "eager-1f1b", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"]
 Recompute = Literal[
     "none", "hosted", "selective", "operators", "elementwise", "offload", "alternate", "full", "full-hosted"
 ]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
 RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
-    "gpipe", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"
+    "gpipe", "eager-1f1b", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"
 )  # fmt: skip
-ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:3]  # of one stage on each rank
-SEARCHED: tuple[Order, ...] = RUN_ORDERS[:2]  # of these, those that nobody has to ask for; what holds least is last
+ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:4]  # of one stage on each rank
+SEARCHED: tuple[Order, ...] = RUN_ORDERS[:3]  # of these, those that nobody has to ask for; what holds least is last
+EAGER = 2  # forward passes ahead for each stage behind, in eager 1F1B
 STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of older weights; others have none
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait

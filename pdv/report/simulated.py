@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ir.cost_model import forward_work
+from ir.cost_model import PASSES, model_flops
 from ir.graph import Graph, Node
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
@@ -26,7 +26,6 @@ from pdv.simulate.result import Share, Simulation
 
 Document = dict[str, Any]  # Any: JSON
 VERSION = 1
-PASSES = {"train": 3, "infer": 1}  # backward is twice forward; what is computed again is no model FLOP
 # parts of a step in the order of reports; others are communication, by mesh axis
 ORDER = ("compute", "recomputation", "optimizer", "host", "waiting", "bubble")
 WORDS = {
@@ -99,12 +98,6 @@ def simulated_document(
         "peak_bytes": memory.worst.total_bytes,
         "operators": _operators(workload),
     }
-
-
-def model_flops(graph: Graph) -> float:
-    """Arithmetic of products, convolutions and attention, forward, as the model is written (Chowdhery et al., 2022)."""
-    counted = (node for node in graph.nodes if node.op.kind in ("contraction", "stencil") or node.op.flops is not None)
-    return sum(forward_work(n.op, n.loops, [x.type for x in n.operands], n.type).flops for n in counted if n.operands)
 
 
 def order_shares(parts: Mapping[str, float]) -> dict[str, float]:

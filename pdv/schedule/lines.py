@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdv.problem.workload import STALE, Order
+from pdv.problem.workload import EAGER, STALE, Order
 
 
 class Line(NamedTuple):
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Line, ...]:
-    """Of a stage, in GPipe's order or in 1F1B's: paths of passes, each behind the one before.
+    """Of a stage, in GPipe's order or in one of 1F1B's: paths of passes, each behind the one before.
 
     GPipe: the first micro-batch comes to the stage, all pass it forward, the last one goes on to the end, the first
     returns, all pass backward. 1F1B: the first micro-batch comes, and all pass; or it goes to the end and back first,
@@ -31,7 +31,8 @@ def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Li
         return (Line(0.0, micro_batches, micro_batches),)
     if order == "gpipe":
         return (Line(1.0, micro_batches, micro_batches),)
-    ahead = min(stages - 1 - stage, micro_batches - 1)
+    behind = stages - 1 - stage
+    ahead = min(EAGER * behind if order == "eager-1f1b" else behind, micro_batches - 1)
     whole = float(micro_batches)
     found = Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
     return (*found, Line(1.0, whole - ahead, whole - ahead, 1.0)) if 0 < ahead < micro_batches - 1 else found

@@ -1,7 +1,9 @@
 """In which order each stage of a pipeline runs forward and backward of its micro-batches.
 
-GPipe (Huang et al., NeurIPS'19), 1F1B (Narayanan et al., "PipeDream", SOSP'19, its variant that flushes) and
-interleaved 1F1B (Narayanan et al., SC'21, section 2.2); those whose gradients of weights may wait are in ``halves``.
+GPipe (Huang et al., NeurIPS'19), 1F1B (Narayanan et al., "PipeDream", SOSP'19, its variant that flushes), eager 1F1B
+(Zhuang et al., "On optimizing the communication of model parallelism", MLSys'23: twice as many forward passes ahead,
+behind which sends hide) and interleaved 1F1B (Narayanan et al., SC'21, section 2.2); those whose gradients of weights
+may wait are in ``halves``.
 2bw is 1F1B that goes on from step to step (PipeDream-2BW, Narayanan et al., ICML'21): a step ends what is left of the
 batch before, and begins its own, whose micro-batches are numbered on from that one's.
 Where micro-batches pass in slices (TeraPipe, Li et al., ICML'21), passes are numbered slice by slice: forward in order,
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
+from pdv.problem.workload import EAGER, FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
 from pdv.schedule.halves import dualpipev, zbv, zero_bubble
 from pdv.schedule.passes import Pass
 
@@ -155,6 +157,8 @@ def _groups(pipeline: Pipeline) -> list[range]:
 def _warm_up(pipeline: Pipeline, stage: int) -> int:
     """Forward passes before the first backward pass, which takes turns with a further one."""
     behind = pipeline.stages - 1 - stage
+    if pipeline.order == "eager-1f1b":
+        return EAGER * behind
     if pipeline.virtual == 1:
         return behind + pipeline.moments - 1
     most = max(pipeline.stages, *(len(group) for group in _groups(pipeline)))

@@ -13,6 +13,9 @@ And 1F1B and GPipe on CPUs: gloo sends nothing before its receiver has asked for
 while they talk. Here a stage asks for what it takes next before it begins a pass, and waits for what it sent when the
 step ends. NCCL takes what two ranks send each other in one order, so on GPUs the order is torch's. Entry point:
 ``Turns``.
+
+Eager 1F1B is 1F1B with twice as many forward passes ahead, so that what is sent hides behind them (Zhuang et al.,
+MLSys'23, section 4); torch has no schedule of it, but a runtime of any order. Entry point: ``eager_schedule``.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ Product = tuple[GradientEdge, Tensor, Tensor]
 Shapes = Mapping[int, Sequence[Sequence[Tensor]]]
 AHEAD = 1
 """Passes of each way whose values are asked for before it is their turn."""
+EAGER = "eager-1f1b"
 
 
 class LaterWeights(TorchFunctionMode):
@@ -177,7 +181,9 @@ class Turns:
         before, behind = (model.peer(model.place(at)) if 0 <= at <= last else None for at in (place - 1, place + 1))
         self._sources, self._targets = (before, behind), (behind, before)  # of forward and backward passes
         ways = [Pass(number) for number in range(count)], [Pass(number, backward=True) for number in range(count)]
-        self._passes = in_turns(*ways, last - place if model.order == "1f1b" else count)
+        behind = last - place
+        ahead = {"1f1b": behind, EAGER: 2 * behind}.get(model.order, count)
+        self._passes = in_turns(*ways, ahead)
         self._asked: list[list[Pass]] = []  # before each pass
         asked = [0, 0]
         for turn in self._passes:
@@ -221,6 +227,22 @@ def in_turns(forward: Sequence[Any], backward: Sequence[Any], ahead: int) -> lis
     ahead = min(ahead, len(forward))
     turns = [turn for pair in zip(forward[ahead:], backward, strict=False) for turn in pair]
     return [*forward[:ahead], *turns, *backward[len(forward) - ahead :]]
+
+
+def eager_schedule(part: Any, micro_batches: int, **given: Any) -> Any:  # Any: as torch's schedules take it
+    """Torch's runtime of a stage whose passes go in eager 1F1B's order."""
+    from torch.distributed.pipelining import schedules
+
+    places = part.stage_index_to_group_rank
+    made: Any = schedules._PipelineScheduleRuntime([part], micro_batches, **given)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    for stage, place in places.items():
+        forward, backward = (
+            [schedules._Action(stage, way, number) for number in range(micro_batches)]  # noqa: SLF001
+            for way in (schedules.FORWARD, schedules.FULL_BACKWARD)
+        )
+        made.pipeline_order[place] = in_turns(forward, backward, 2 * (len(places) - 1 - stage))
+    made._prepare_schedule_with_comms(made.pipeline_order)  # noqa: SLF001
+    return made
 
 
 class Turn(NamedTuple):

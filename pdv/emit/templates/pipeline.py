@@ -3,8 +3,7 @@
 Stages and values between them are named in ``model.py``. ``torch.distributed.pipelining`` sends values and gradients
 between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19; interleaved
 1F1B, Narayanan et al., SC'21; zero bubble and ZBV, Qi et al., ICLR'24; DualPipeV, DeepSeek-AI, 2025); a value that a
-later stage reads passes through those between. The order that no step empties (2bw, ``later.py``) is run here; so are
-GPipe and 1F1B on CPUs, where that is faster.
+later stage reads passes through those between. ``later.py`` has what no step empties (2bw), and GPipe and 1F1B on CPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .calls import cast_inputs
-from .later import LaterWeights, Turns, TwoBatches, unbroken
+from .later import EAGER, LaterWeights, Turns, TwoBatches, eager_schedule, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 from .stored import local_piece
@@ -35,7 +34,9 @@ ORDERS = {
     "dualpipev": "ScheduleDualPipeV",
 }
 """In ``torch.distributed.pipelining``; all but the first two take several stages on each rank."""
-ONE_STAGE_EACH = ("gpipe", "1f1b")
+ONE_STAGE_EACH = ("gpipe", EAGER, "1f1b")
+HERE = ("cpu",)
+"""Devices for which this file has passes of one stage on each rank in turns."""
 FOLDED = ("zbv", "dualpipev")
 """Two stages on each rank: one on the way through the ranks, and one on the way back."""
 IN_HALVES = ("zero-bubble", *FOLDED)
@@ -56,7 +57,7 @@ class PipelinedModule(ParallelModule):
     """A model as a chain of stages, on the ranks of a pipeline in turn, or all on every rank, one after another.
 
     stages: in order. inputs, cuts, most, batch_axes, own_types: as ``ParallelModule``, of one micro-batch.
-    micro_batches: in a step. order: of their passes, one of ``ORDERS``, or ``TWO_VERSIONS``.
+    micro_batches: in a step. order: of their passes, one of ``ORDERS``, ``EAGER`` or ``TWO_VERSIONS``.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
     """
@@ -167,7 +168,7 @@ class PipelinedModule(ParallelModule):
         if self.mesh.stage.size == 1:
             super().run_batches(given)
             return
-        if self.order in ONE_STAGE_EACH and self.mesh.device.type == "cpu":
+        if self.order in ONE_STAGE_EACH and self.mesh.device.type in HERE:
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
             like = self.sent(given)[self.own[0] : self.own[0] + 2]
@@ -264,7 +265,8 @@ class PipelinedModule(ParallelModule):
                 for way in ("backward_one_chunk", "backward_weight_one_chunk"):
                     setattr(part, way, link.summing(getattr(part, way)))
             few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage
-            made = getattr(pipelining, ORDERS["gpipe" if few else self.order])
+            order = "gpipe" if few else self.order
+            made = eager_schedule if order == EAGER else getattr(pipelining, ORDERS[order])
             ranked = parts[0] if self.order in ONE_STAGE_EACH else parts
             self._schedules[key] = made(ranked, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
         return self._schedules[key]

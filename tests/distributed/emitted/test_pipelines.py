@@ -72,6 +72,8 @@ class Case:
     recompute: str = "none"
     sums: bool = False
     """Whether parameters are whole on devices of different data."""
+    by_torch: bool = False
+    """Whether torch's schedules run it, as on GPUs."""
 
     @property
     def processes(self) -> int:
@@ -86,6 +88,8 @@ CASES = {
     "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}, sums=True),
     "a device a stage, row by row": Case("llama", 4, 8),
     "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
+    "eager, with values that skip stages": Case("crossing", 3, 4, order="eager-1f1b"),
+    "eager, by torch's runtime": Case("gpt", 3, 4, order="eager-1f1b", by_torch=True),
     "the whole batch at once, in fewer micro-batches than stages": Case("llama", 2, 1),
     "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full", sums=True),
     "recurrent layers": Case("tagger", 2, 4),
@@ -125,9 +129,14 @@ def note_sums(model: Any) -> list[bool]:
     return found
 
 
-def train(folder: Path, name: str, sums: bool) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+def train(
+    folder: Path, name: str, sums: bool, by_torch: bool
+) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses and norms, gradients of the last step once clipped, and weights behind it."""
-    model = import_package(folder).build("cpu", torch.float64)
+    package = import_package(folder)
+    model = package.build("cpu", torch.float64)
+    if by_torch:
+        sys.modules[f"{package.__name__}.pipeline"].HERE = ()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _, inputs = model_of(name)
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
@@ -162,8 +171,8 @@ def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
         stages=case.stages, micro_batches=case.micro_batches, mesh=case.mesh, **options,
     )  # fmt: skip
     folder = plan.save(tmp_path / "package")
-    (alone,) = run_ranks(train, 1, folder, case.model, case.sums)
-    for losses, gradients, weights in run_ranks(train, case.processes, folder, case.model, case.sums):
+    (alone,) = run_ranks(train, 1, folder, case.model, case.sums, case.by_torch)
+    for losses, gradients, weights in run_ranks(train, case.processes, folder, case.model, case.sums, case.by_torch):
         assert losses == pytest.approx(alone[0], rel=1e-9)
         for key, value in alone[1].items():
             torch.testing.assert_close(gradients[key], value, rtol=1e-7, atol=1e-10, msg=key)

@@ -33,9 +33,9 @@ from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.pipelines.profile import Numbers
 from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
-from pdv.problem.workload import Workload
+from pdv.problem.workload import SEARCHED, Order, Workload
 from pdv.schedule.lines import lines
-from pdv.schedule.order import Order, Pipeline, orders
+from pdv.schedule.order import Pipeline, orders
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 from pdv.simulate.engine.pipeline import Durations, Sends, compose
@@ -174,7 +174,13 @@ def test_no_plan_on_unequal_devices_beats_its_cell(priced: str) -> None:
         assert simulate(work).step_s >= least_s > 0.0
 
 
-ORDERS = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4))  # with stages on each rank
+ORDERS = (
+    ("gpipe", 1),
+    ("eager-1f1b", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 4),
+)  # with stages on each rank
 
 
 def random_pipeline(order: Order, each: int, draw: random.Random) -> Pipeline:
@@ -259,7 +265,7 @@ def test_each_group_of_micro_batches_does_alike(each: int) -> None:
             assert held(pipeline, rank) == most
 
 
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("order", SEARCHED)
 def test_no_cut_beats_a_packing(order: Order) -> None:
     """Nor any way to run each piece, of those that are within every stage's memory."""
     draw = random.Random(order)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ir.cost_model import model_flops
 from ir.types import DType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.report.diff import diff_document, diff_text
-from pdv.report.simulated import count_text, model_flops, order_shares, seconds_text, simulated_text
+from pdv.report.simulated import count_text, order_shares, seconds_text, simulated_text
 from tests.conftest import Golden
 
 GIB = 2.0**30

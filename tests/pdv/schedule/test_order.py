@@ -16,6 +16,12 @@ def test_one_forward_one_backward() -> None:
     assert spelled(shape, 1) == "f0.1 b0.1 f1.1 b1.1 f2.1 b2.1"
 
 
+def test_eager_runs_twice_as_many_forward_ahead() -> None:
+    shape = Pipeline(2, 1, 4, "eager-1f1b")
+    assert spelled(shape, 0) == "f0.0 f1.0 f2.0 b0.0 f3.0 b1.0 b2.0 b3.0"
+    assert spelled(shape, 1) == spelled(Pipeline(2, 1, 4, "1f1b"), 1)
+
+
 def test_gpipe_runs_all_forward_first() -> None:
     assert spelled(Pipeline(2, 1, 2, "gpipe"), 0) == "f0.0 f1.0 b0.0 b1.0"
 
@@ -38,4 +44,5 @@ def test_activations_in_flight() -> None:
 
     assert held("gpipe") == [16] * 4
     assert held("1f1b") == [4, 3, 2, 1]
+    assert held("eager-1f1b") == [7, 5, 3, 1]
     assert held("interleaved", 2) == [11, 9, 7, 5]

@@ -1,0 +1,48 @@
+"""What stages of a pipeline send each other beside what they compute, by arithmetic, before anything is planned.
+
+Entry points: ``sends_take_long`` and ``least_seconds``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from ir.cost_model import PASSES, model_flops
+from ir.graph import Graph
+from pdv.cluster import Cluster
+from pdv.cluster.routing.route import find_route
+from pdv.problem import Problem
+from pdv.schedule.pieces import pieces
+
+REACHED = 0.9  # of the rate of products, at most, by a whole step
+LONG = 0.05  # of what a stage computes: what hides less is not worth the memory
+
+
+def least_seconds(problem: Problem, cluster: Cluster) -> float:
+    """What the model's products take if all devices together compute nothing else."""
+    dtypes = [node.type.dtype.torch_name for node in problem.graph.params if node.type.dtype.is_floating]
+    name = dtypes[0] if dtypes else "float32"
+    peak = sum(entry.device.peak(name) * entry.device.pace * entry.count for entry in cluster.classes)
+    return model_flops(problem.graph) * PASSES[problem.mode] / (REACHED * peak)
+
+
+def sends_take_long(problem: Problem, cluster: Cluster, stages: int) -> bool:
+    """Whether one way of what two neighbours send, a share on each device, takes a good part of the others' compute."""
+    size = cluster.num_devices // stages
+    links = (find_route(cluster, (at * size, (at + 1) * size)).link for at in range(stages - 1))
+    rates = [link.bandwidth_bytes_per_s for link in links]
+    sent_s = max((sent_bytes(problem.graph) / size / rate for rate in rates if rate), default=0.0)
+    return sent_s > LONG * least_seconds(problem, cluster)
+
+
+@lru_cache(maxsize=8)
+def sent_bytes(graph: Graph) -> float:
+    """Bytes of a batch that pass between two pieces, where as many boundaries have more as have less."""
+    found = pieces(graph)
+    passed = np.zeros(found.count + 1)
+    for node, home in found.of.items():
+        last = max((found.of[user] for user in graph.users[node] if user in found.of), default=home)
+        passed[home:last] += node.type.num_bytes
+    return float(np.median(passed[: max(1, found.count - 1)]))
