@@ -7,14 +7,17 @@ in the same places, and differ from the other S and P in the names of these alon
 gradients on the way back. So A and A' arrive at the same value; S and P make the same of *any* value, not just of
 those that some layers reach; and B and B' make the same of any value.
 
-Entry point: ``shorten``.
+Programs whose values grow too much from end to end for a proof worth its name are cut at every such value that both
+have: ``cut_apart``. Each part then makes the same of any value as its partner does.
+
+Entry points: ``shorten`` and ``cut_apart``.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -63,6 +66,37 @@ def shorten(source: Graph, pcg: Graph, mesh: Mesh, kept: int = KEPT) -> Short:
     return short
 
 
+def cut_apart(short: Short, mesh: Mesh) -> Short | None:
+    """The same pair, begun anew behind each bottleneck that both have; None if they have no more than it has.
+
+    Partners are the last values of a type at which either program has read the same stored tensors.
+
+    Raises:
+        ShardingError: if the PCG is no legal PCG for ``mesh``.
+    """
+    serial, parallel = Chain(short.source, Mesh(())), Chain(short.pcg, mesh)
+    stored = {source for node in short.source.params for source in sources_of(node)}
+    there = _by_what_was_read(parallel, stored)
+    taken = {one for pair in short.pairs for one in pair} | {*short.source.roots, *short.pcg.roots}
+    found = [
+        (end, there[key])
+        for key, end in _by_what_was_read(serial, stored).items()
+        if key in there and not {end, there[key]} & taken
+    ]
+    return replace(short, pairs=(*short.pairs, *found)) if found else None
+
+
+def _by_what_was_read(chain: Chain, stored: set[str]) -> dict[tuple[frozenset[str], TensorType], Node]:
+    """The last bottleneck of each type that is whole on the mesh, by the stored tensors read so far."""
+    each = zip(chain.read_before(stored), chain.ends, strict=True)
+    whole = Invariant | Shard
+    return {
+        (read, end.type): end
+        for read, end in each
+        if end.type.dtype.is_floating and all(isinstance(state, whole) for state in chain.shardings[end])
+    }
+
+
 def _shorten(short: Short, mesh: Mesh, kept: int) -> Short | None:
     """The pair without the longest run; None if there is none, or its values are needed already."""
     if short.source.updates or short.pcg.updates:  # each overwrites a buffer of its own
@@ -104,10 +138,8 @@ def _same_run(serial: Chain, parallel: Chain, run: Sequence[int], kept: int) -> 
     """
     own = [serial.own(start, end) for start, end in pairwise(run)]
     of_run = {source for layer in own for source in layer}
-    before: dict[tuple[frozenset[str], TensorType], int] = {}
-    for at, read in enumerate(parallel.read_before(of_run)):
-        if all(isinstance(state, Invariant | Shard) for state in parallel.shardings[parallel.ends[at]]):
-            before[read, parallel.ends[at].type] = at  # the last of several
+    number = {end: at for at, end in enumerate(parallel.ends)}
+    before = {key: number[end] for key, end in _by_what_was_read(parallel, of_run).items()}
     places: list[int | None] = []
     done: set[str] = set()
     for k in range(len(run)):
@@ -158,8 +190,12 @@ class Chain:
 
     @cached_property
     def flow(self) -> list[Node]:
-        """What depends on inputs and on weights, operands first."""
-        return [node for node in self.graph.nodes if self._depends[node] == (True, True)]
+        """What depends on inputs and on weights, operands first; not what buffers alone are overwritten with."""
+        reached = {node for _, node in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node in reached:
+                reached.update(node.operands)
+        return [node for node in self.graph.nodes if node in reached and self._depends[node] == (True, True)]
 
     @cached_property
     def _depends(self) -> dict[Node, tuple[bool, bool]]:

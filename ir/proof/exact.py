@@ -24,7 +24,7 @@ from ir.evaluation.modular import PrimeField
 from ir.evaluation.polynomial import ONE, Size
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
-from ir.proof.depth import Short, shorten
+from ir.proof.depth import Short, cut_apart, shorten
 from ir.proof.primes import LEAST, PRIMES, draw_primes
 from ir.scaling.scale import Shrinking, Small
 from ir.sharding import parse_sharding
@@ -92,18 +92,32 @@ def verify_equal(
     _check_signature(source, pcg)
     _check_indices(source, pcg)
     key = f"{seed}/{source.digest}/{pcg.digest}/{mesh}"
-    whole = Short(source, pcg)
-    for short in (shorten(source, pcg, mesh), whole) if scale else (whole,):
+
+    def check(short: Short) -> tuple[float, tuple[int, ...], str] | None:
+        """The largest error bound, the primes, and at which sizes; None if values between layers differ."""
         smalls = _smalls(short, mesh, scale)
         pairs = [_Pair(short, small, key, gradients=gradients, moves=moves, field_of=field_of) for small in smalls]
-        found = [pair.check(trials) for pair in pairs]
-        if None not in found or short is whole:
-            break
-    checked = [entry for entry in found if entry is not None]
-    assert len(checked) == len(pairs), "the whole programs have no values between layers to disagree about"
-    notes = [*dict.fromkeys(pair.small.note or FULL_SIZE for pair in pairs), *([short.note] if short.note else [])]
-    most = max(checked, key=lambda entry: len(entry[1]))[1]
-    return Proof(max(bound for bound, _ in checked), most, ", ".join(notes), time.perf_counter() - started)
+        found = [entry for pair in pairs if (entry := pair.check(trials)) is not None]
+        if len(found) < len(pairs):
+            return None
+        notes = [*dict.fromkeys(pair.small.note or FULL_SIZE for pair in pairs), *([short.note] if short.note else [])]
+        return max(bound for bound, _ in found), max((primes for _, primes in found), key=len), ", ".join(notes)
+
+    short = shorten(source, pcg, mesh) if scale else Short(source, pcg)
+    found = check(short)
+    if found is None:
+        found = check(short := Short(source, pcg))
+    assert found is not None, "the whole programs have no values between layers to disagree about"
+    if found[0] > MOST_ERROR and (apart := cut_apart(short, mesh)) is not None:
+        found = check(apart) or found
+    bound, primes, notes = found
+    if bound > MOST_ERROR:
+        raise VerificationError(
+            f"the programs agree, but programs that differ would too with probability {bound:.1e}",
+            f"At most {MOST_ERROR:.0e}",
+            "Report which part of the model makes products of so many factors",
+        )
+    return Proof(bound, primes, notes, time.perf_counter() - started)
 
 
 def _smalls(short: Short, mesh: Mesh, scale: bool) -> Iterator[Small]:
@@ -162,20 +176,18 @@ class _Pair:
     def check(self, trials: int) -> tuple[float, tuple[int, ...]] | None:
         """(error bound, primes) if the programs agree; None if they do not between the layers that were left out.
 
+        More trials than asked for, where these make the error small enough.
+
         Raises:
-            VerificationError: if they do not agree, or no number of trials makes the error small enough.
+            VerificationError: if they do not agree.
         """
         _check_ties(self.small.graphs[1], self.small.mesh, self.small.stored)
         for number in range(trials, MOST_TRIALS + 1):
             primes = draw_primes(self.key, number)
             bound = self._bound(self.field_of(f"{self.key}/{self.small.note}", primes))
             if bound is None or bound <= MOST_ERROR:
-                return None if bound is None else (bound, primes)
-        raise VerificationError(
-            f"the programs agree, but programs that differ would too with probability {bound:.1e}",
-            f"At most {MOST_ERROR:.0e}",
-            "Report which part of the model makes products of so many factors",
-        )
+                break
+        return None if bound is None else (bound, primes)
 
     def _bound(self, field: PrimeField) -> float | None:
         """The error bound of one evaluation of both; None if they disagree between layers."""

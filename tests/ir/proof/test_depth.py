@@ -207,3 +207,32 @@ def test_gradients_between_layers_are_compared(axis: str) -> None:
             verify_equal(source, program(layer), mesh, moves=moves)
     else:
         verify_equal(source, program(layer), mesh, moves=moves)
+
+
+def unlike(k: Builder, number: int, h: Node, *, cut: bool) -> Node:
+    """Its own width, and a square: each layer doubles the degree of what it takes."""
+    width = 8 + 4 * (number % 5) + 4 * (number // 5)
+    made = k.matmul(k.replicate(h, axis="a") if cut else h, whole(k, number, (h.type.shape[-1], width), cut))
+    made = k.combine(made, axis="a", dim=1) if cut else made
+    return k.mul(made, made)
+
+
+def whole(k: Builder, number: int, shape: tuple[int, int], cut: bool) -> Node:
+    return k.param(f"{number}.weight", f32(*shape), **({"stored": "S1"} if cut else {}))
+
+
+def squares(layers: int, *, cut: bool, exchanged: bool = False) -> Graph:
+    k = Builder()
+    h = k.linear(k.input("x", f32(4, 8)), k.param("first", f32(8, 8)))
+    for number in range(layers):
+        h = unlike(k, number, h, cut=cut)
+        h = k.mul(h, h) if exchanged and number == layers - 1 else h
+    return k.graph({"y": h})
+
+
+def test_programs_of_large_degree_are_proved_part_by_part() -> None:
+    """40 layers of which none is like another: y is of degree 2^40, more than any prime of the proof."""
+    proof = verify_equal(squares(40, cut=False), squares(40, cut=True), MESH)
+    assert proof.error_bound < 1e-9
+    with pytest.raises(VerificationError, match="y of the plan"):
+        verify_equal(squares(40, cut=False), squares(40, cut=True, exchanged=True), MESH)
