@@ -205,9 +205,21 @@ def _argument(text: str, x: Sequence[Code]) -> Code | str:
     return x[int(whole[1])] if whole else _OPERAND.sub(lambda found: x[int(found[1])].text, text)
 
 
-def _elements(loops: dims.Loops) -> float:
-    """One operation for each element read or written: what it computes is unknown."""
-    return float(sum(loops.size_of(groups) for groups in (*loops.operands, loops.result)))
+def _work(loops: dims.Loops) -> float:
+    """One operation for each element read or written: what it computes is unknown.
+
+    But for weights that share whole dims with the first operand or the result, as those of a convolution do their
+    channels: a multiplication and an addition for each element of that, and each of theirs with its channel.
+    """
+    first, result = loops.operands[0], loops.result
+    found = float(sum(loops.size_of(groups) for groups in (*loops.operands, result)))
+    for weights in loops.operands[1:]:
+        own = {loop for group in weights for loop in group}
+        for other in (first, result):
+            if shared := own & {loop for group in other for loop in group} & loops.whole:
+                size = math.prod(loops.extents[loop] for loop in shared)
+                found += 2.0 * loops.size_of(other) * loops.size_of(weights) / size
+    return found
 
 
 opaque = Operator(
@@ -218,7 +230,7 @@ opaque = Operator(
     defaults={"loops": "", "output": -1, "follow": ()},
     result_dtype=_dtype,
     is_foreign=True,
-    flops=_elements,
+    flops=_work,
     saved=tuple(range(MOST_OPERANDS)),
     ties=_tie,
     attrs_at=lambda node, operands, shape, are_open: {"sizes": shape},

@@ -38,13 +38,14 @@ _OF_THEIR_OWN = (  # as torch takes them apart, they have other values or gradie
     _ATEN.special_xlog1py, _ATEN.special_entr, _ATEN.special_log_ndtr, _ATEN.multi_margin_loss,
     _ATEN.multilabel_margin_loss, _ATEN.multilabel_margin_loss_forward,
 )  # fmt: skip
+_OF_SAMPLES = (_ATEN.col2im,)  # cut as they are (``opaque``); taken apart they add up by ids, which nobody cuts
 _ALWAYS = (_ATEN.multi_margin_loss.default, _ATEN.multilabel_margin_loss_forward.default)  # without being asked
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:  # Any: operators of torch
     """What torch says of operators by others: of those that have no reader, and that it says rightly."""
     table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
-    own = {getattr(packet, name) for packet in _OF_THEIR_OWN for name in packet.overloads()}  # type: ignore[no-untyped-call]
+    own = {getattr(packet, name) for packet in (*_OF_THEIR_OWN, *_OF_SAMPLES) for name in packet.overloads()}  # type: ignore[no-untyped-call]
     return {target: made for target, made in table.items() if str(target) not in HANDLERS and target not in own}
 
 

@@ -52,6 +52,13 @@ _OF_ROWS = frozenset(
 )
 """Functions of each row along the dim that is called so among their arguments, of which some leave that out."""
 
+_OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
+    **dict.fromkeys((_ATEN.max_pool3d_with_indices, _ATEN.avg_pool3d, _ATEN._adaptive_avg_pool3d), (5, 1)),  # noqa: SLF001
+    _ATEN.adaptive_max_pool3d: (5, 1), _ATEN.grid_sampler_2d: (4, 2), _ATEN.grid_sampler_3d: (5, 2),
+    _ATEN.col2im: (3, 1),
+}  # fmt: skip
+"""Functions of each sample, the first dim of so many operands: of which rank the first one is, and how many."""
+
 _BEYOND = re.compile("out of (bounds|range)")
 
 NONE: Mapping[Node, int] = MappingProxyType({})
@@ -156,6 +163,12 @@ def _loops_of(
     """What torch itself says of an operator: that it is one of elements; and what is known of those of rows."""
     if torch.Tag.pointwise in function.tags:
         return f"{', '.join(['...'] * len(operands))} -> ..."
+    if function.overloadpacket is _ATEN.convolution:
+        return _loops_of_convolution(operands, rank, transposed=bool(args[6]))
+    if function.overloadpacket in _OF_SAMPLES:
+        own, count = _OF_SAMPLES[function.overloadpacket]
+        known = operands[0].type.rank == own and count == len(operands)
+        return _loops_of_samples(operands, rank, count) if known else ""
     if function.overloadpacket not in _OF_ROWS or len(operands) != 1:
         return ""
     asked = function._schema.arguments  # noqa: SLF001
@@ -169,6 +182,22 @@ def _loops_of(
     left = " ".join(names)
     names[int(dim) % before : int(dim) % before + 1] = ["k*"] * (rank == before)
     return f"{left} -> {' '.join(names)}"
+
+
+def _loops_of_samples(operands: Sequence[Node], rank: int, count: int) -> str:
+    """Of the first ``count`` operands and the result the first dim is the samples'; all else is whole."""
+    each = [
+        " ".join(("n", *names[1:]) if number < count else names)
+        for number, x in enumerate(operands)
+        if (names := [f"x{number}_{dim}*" for dim in range(x.type.rank)])
+    ]
+    return f"{', '.join(each)} -> {' '.join(('n', *(f'y{dim}*' for dim in range(1, rank))))}"
+
+
+def _loops_of_convolution(operands: Sequence[Node], rank: int, *, transposed: bool) -> str:
+    """The same of any convolution; weights have the channels of the result, or, transposed, of what is convolved."""
+    text = _loops_of_samples(operands, rank, 1).replace("x1_0*", "c*")
+    return text.replace("x0_1*" if transposed else "y1*", "c*")
 
 
 def call_torch(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
 import pdv
 from ir.errors import UnsupportedOperatorsError, UsageError, VerificationError
@@ -180,6 +181,40 @@ def test_rows_go_along_the_dim_that_is_said(function: Any, loops: str) -> None:
 
     graph = load_program(Module(), (torch.randn(4, 8),)).graph
     assert [node.attr("loops") for node in graph.nodes if node.op.name == "opaque"] == [loops]
+
+
+SAMPLES: dict[str, tuple[nn.Module | Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "conv3d": (nn.Conv3d(4, 6, 3, padding=1, stride=(1, 2, 2)), (4, 4, 6, 6)),
+    "conv3d of patches": (nn.Conv3d(4, 6, (2, 3, 3), (2, 3, 3), bias=False), (4, 4, 6, 6)),
+    "transposed": (nn.ConvTranspose2d(4, 6, 4, 2, 1), (4, 5, 5)),
+    "transposed, in groups": (nn.ConvTranspose1d(4, 8, 3, 2, 1, output_padding=1, groups=2), (4, 7)),
+    "pools": (nn.Sequential(nn.MaxPool3d(2), nn.AvgPool3d(2, 1), nn.AdaptiveAvgPool3d((1, 1, 2))), (4, 4, 6, 6)),
+    "grid": (lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False), (4, 5, 5)),
+    "fold": (lambda x: F.fold(F.unfold(x, 3, padding=1) * 2, (5, 5), 3, padding=1), (4, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_functions_of_each_sample_are_cut_by_samples(name: str, tmp_path: Path) -> None:
+    """Convolutions over volumes, transposed ones whose windows overlap, and what else works sample by sample."""
+    function, shape = SAMPLES[name]
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv1d(4, 4, 1)
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(self.first(x.flatten(2)).view_as(x))  # type: ignore[no-any-return]
+
+    module, x = Module(), torch.randn(2 * BATCH, *shape)
+    pins = {"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}}
+    plan = pdv.optimize(module, (x[:BATCH],), cluster=cluster(RANKS), pins=pins)
+    assert all(entry["loops"].startswith("n ") for entry in plan.document["opaque_operators"])
+    assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
+    model = import_package(plan.save(tmp_path / "planned")).build(device="cpu")
+    torch.testing.assert_close(model(x), module(x))
 
 
 def test_strict_refuses_it_with_its_place() -> None:
