@@ -55,9 +55,12 @@ _OF_ROWS = frozenset(
 _OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     **dict.fromkeys((_ATEN.max_pool3d_with_indices, _ATEN.avg_pool3d, _ATEN._adaptive_avg_pool3d), (5, 1)),  # noqa: SLF001
     _ATEN.adaptive_max_pool3d: (5, 1), _ATEN.grid_sampler_2d: (4, 2), _ATEN.grid_sampler_3d: (5, 2),
-    _ATEN.col2im: (3, 1),
+    **dict.fromkeys((_ATEN.col2im, _ATEN.linalg_inv_ex, _ATEN.linalg_cholesky_ex, _ATEN.linalg_qr), (3, 1)),
+    **dict.fromkeys((_ATEN._linalg_det, _ATEN._linalg_slogdet, _ATEN._linalg_svd, _ATEN._linalg_eigh), (3, 1)),  # noqa: SLF001
+    **dict.fromkeys((_ATEN._linalg_solve_ex, _ATEN.linalg_solve_triangular), (3, 2)),  # noqa: SLF001
+    _ATEN.linalg_matrix_exp: (3, 1),
 }  # fmt: skip
-"""Functions of each sample, the first dim of so many operands: of which rank the first one is, and how many."""
+"""Functions of each sample: of which rank the first operand is then at least, and how many have the samples first."""
 
 _BEYOND = re.compile("out of (bounds|range)")
 
@@ -166,9 +169,9 @@ def _loops_of(
     if function.overloadpacket is _ATEN.convolution:
         return _loops_of_convolution(operands, rank, transposed=bool(args[6]))
     if function.overloadpacket in _OF_SAMPLES:
-        own, count = _OF_SAMPLES[function.overloadpacket]
-        known = operands[0].type.rank == own and count == len(operands)
-        return _loops_of_samples(operands, rank, count) if known else ""
+        least, count = _OF_SAMPLES[function.overloadpacket]
+        alike = count == len(operands) and len({x.type.shape[:1] for x in operands}) == 1
+        return _loops_of_samples(operands, rank, count) if alike and operands[0].type.rank >= least else ""
     if function.overloadpacket not in _OF_ROWS or len(operands) != 1:
         return ""
     asked = function._schema.arguments  # noqa: SLF001

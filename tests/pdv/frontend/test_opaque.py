@@ -190,6 +190,8 @@ SAMPLES: dict[str, tuple[nn.Module | Callable[[Tensor], Tensor], tuple[int, ...]
     "transposed, in groups": (nn.ConvTranspose1d(4, 8, 3, 2, 1, output_padding=1, groups=2), (4, 7)),
     "pools": (nn.Sequential(nn.MaxPool3d(2), nn.AvgPool3d(2, 1), nn.AdaptiveAvgPool3d((1, 1, 2))), (4, 4, 6, 6)),
     "grid": (lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False), (4, 5, 5)),
+    "solve": (lambda x: torch.linalg.solve(x + 9 * torch.eye(4), torch.linalg.inv(x + 9 * torch.eye(4))), (4, 4)),
+    "decompositions": (lambda x: torch.linalg.svdvals(x) * torch.linalg.det(x).unsqueeze(1), (4, 4)),
     "fold": (lambda x: F.fold(F.unfold(x, 3, padding=1) * 2, (5, 5), 3, padding=1), (4, 5, 5)),
 }
 
