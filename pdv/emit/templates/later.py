@@ -181,8 +181,9 @@ class Turns:
         before, behind = (model.peer(model.place(at)) if 0 <= at <= last else None for at in (place - 1, place + 1))
         self._sources, self._targets = (before, behind), (behind, before)  # of forward and backward passes
         ways = [Pass(number) for number in range(count)], [Pass(number, backward=True) for number in range(count)]
-        behind = last - place
-        ahead = {"1f1b": behind, EAGER: 2 * behind}.get(model.order, count)
+        ahead, self._ahead_before = (
+            {"1f1b": last - at, EAGER: 2 * (last - at)}.get(model.order, count) for at in (place, place - 1)
+        )
         self._passes = in_turns(*ways, ahead)
         self._asked: list[list[Pass]] = []  # before each pass
         asked = [0, 0]
@@ -195,31 +196,45 @@ class Turns:
         """Forward and backward of every micro-batch; ``like``: without data, what the stage takes and what it gives."""
         wanted = like[0], [x for x in like[1] if x.requires_grad]
         coming: dict[Pass, tuple[list[Tensor], list[Any]]] = {}
-        sent: list[tuple[Any, Tensor]] = []  # held until it is
+        sent: dict[Pass, list[tuple[Any, Tensor]]] = {}  # held until it is
         for turn, asked in zip(self._passes, self._asked, strict=True):
             for one in asked:
                 coming[one] = self._ask(one, wanted[one.backward])
             received, works = coming.pop(turn)
             for work in works:
                 work.wait()
+            for one in [one for one in sent if self._is_taken(one, turn)]:
+                _wait(sent.pop(one))
             number = turn.number
             if turn.backward:
                 found = self._flight.backward(number, received, is_last=number == len(given.batches) - 1)
             else:
                 found = self._flight.forward(number, given, number, received)
             target = self._targets[turn.backward]
-            sent = [one for one in sent if not one[0].is_completed()]
-            for x in () if target is None else found:
-                y = x.contiguous()
-                sent.append((dist.isend(y, target, self._group), y))
-        for work, _ in sent:
-            work.wait()
+            values = [] if target is None else [x.contiguous() for x in found]
+            sent[turn] = [(dist.isend(x, target, self._group), x) for x in values]
+        for works in sent.values():
+            _wait(works)
+
+    def _is_taken(self, one: Pass, turn: Pass) -> bool:
+        """Whether a neighbour had what ``one`` sent before it sent what ``turn`` takes.
+
+        Gloo tells of no send that it is complete before it is waited for, and keeps the values.
+        """
+        if turn.backward:
+            return not one.backward and one.number <= turn.number
+        return one.backward and one.number < turn.number - self._ahead_before
 
     def _ask(self, turn: Pass, wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
         """For what a pass takes, of a neighbour in the order in which it sends."""
         source = self._sources[turn.backward]
         buffers = [] if source is None else [torch.empty_like(x, device="cpu", requires_grad=False) for x in wanted]
         return buffers, [dist.irecv(x, source, self._group) for x in buffers]
+
+
+def _wait(sent: Iterable[tuple[Any, Tensor]]) -> None:
+    for work, _ in sent:
+        work.wait()
 
 
 def in_turns(forward: Sequence[Any], backward: Sequence[Any], ahead: int) -> list[Any]:

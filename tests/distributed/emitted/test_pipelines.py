@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
@@ -216,6 +219,33 @@ def test_masks_of_dropout_are_of_stages_and_parts_and_drawn_again_in_backward(tm
     assert len(set(losses[0])) == STEPS
 
 
+def hold(folder: Path) -> int:
+    """How many of the values that a rank sent it has at most, of those that it holds for nothing else."""
+    model, x = import_package(folder).build("cpu"), torch.ones(24, 16)
+    send, held, most = dist.isend, list[weakref.ref[Tensor]](), 0
+
+    def noted(value: Tensor, *args: Any) -> Any:
+        nonlocal most
+        held.append(weakref.ref(value))
+        most = max(most, sum(one() is not None for one in held))
+        return send(value, *args)
+
+    with patch("torch.distributed.isend", noted):
+        model.train_step(x, x, F.mse_loss)
+    return most
+
+
+@pytest.mark.parametrize(("order", "most"), [("1f1b", [3, 3, 2]), ("eager-1f1b", [5, 5, 3])])
+def test_what_was_sent_is_let_go_of_once_it_is_there(order: Any, most: list[int], tmp_path: Path) -> None:
+    """Of 12 micro-batches: values of forward passes ahead, and what the stage before took while more were under way."""
+    plan = plan_pipeline(
+        Blocks(), (torch.ones(24, 16),), cluster(3), stages=3, micro_batches=12, mesh={}, order=order
+    )  # fmt: skip
+    assert all(
+        held <= limit for held, limit in zip(run_ranks(hold, 3, plan.save(tmp_path / "plan")), most, strict=True)
+    )
+
+
 def fail(folder: Path) -> list[str]:
     """What a rank is told where a loss fails half-way through a step, and of the step behind that."""
     model = import_package(folder).build(device="cpu")
@@ -232,7 +262,7 @@ def fail(folder: Path) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("order", ["1f1b", "gpipe", "interleaved", "2bw"])
+@pytest.mark.parametrize("order", ["1f1b", "eager-1f1b", "gpipe", "interleaved", "2bw"])
 def test_no_step_follows_one_that_did_not_end(order: Any, tmp_path: Path) -> None:
     plan = plan_pipeline(
         Blocks(), (torch.ones(4, 16),), cluster(2),
