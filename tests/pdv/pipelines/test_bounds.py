@@ -47,7 +47,8 @@ MODELS = (
 )
 PLANS = 3  # stages, meshes and micro-batches of each model
 PRICES = ("arithmetic", "learned", "jagged")  # of kernels
-MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"), Mode("none", "interleaved", 2))
+ONE_EACH = tuple(Mode(recompute, order) for recompute in ("none", "full") for order in ("1f1b", "gpipe", "eager-1f1b"))
+MODES = (*ONE_EACH, Mode("none", "interleaved", 2))
 
 
 @cache
@@ -57,6 +58,14 @@ def nodes() -> Cluster:
     return load_cluster(
         {"name": "nodes", "nodes": [node], "network": {"name": "port", "bandwidth": "200 Gb/s", "latency": "5 us"}}
     )
+
+
+@cache
+def apart() -> Cluster:
+    """Four GPUs behind links over which sends take long."""
+    node = {"count": 4, "devices": 1, "device": "a100-80gb-sxm"}
+    port = {"name": "port", "bandwidth": "5 Gb/s", "latency": "50 us"}
+    return load_cluster({"name": "apart", "nodes": [node], "network": port})
 
 
 @cache
@@ -120,12 +129,8 @@ def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tupl
         free = insides.free(candidate)
         assert free is not None
         less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.held_bytes(1.0), 1.0)
-        turns, plain = space.in_turns(candidate, "none"), micro_batches >= stages
-        modes = [
-            mode
-            for mode in MODES
-            if ((mode.order, mode.virtual) in turns if mode.virtual > 1 else plain or mode.order == "gpipe")
-        ]
+        allowed = {*space.orders(candidate, "none"), *space.in_turns(candidate, "none")}
+        modes = [mode for mode in MODES if (mode.order, mode.virtual) in allowed]
         for inside in filter(None, (free, less)):
             for mode in modes:
                 yield candidate, _run(space, candidate, inside, mode, draw)
@@ -163,6 +168,21 @@ def test_no_plan_beats_its_cell(model: str, priced: str) -> None:
         if num_bytes <= limit:
             assert step_s >= short._even_s(stages, (micro_batches,))
             assert step_s >= short._within_s(stages, mesh, micro_batches)
+
+
+@pytest.mark.parametrize("priced", PRICES)
+def test_no_plan_beats_its_cell_where_sends_take_long(priced: str) -> None:
+    """Eager 1F1B is among them."""
+    free, draw, eager = bounds_of(MODELS[0], priced=priced, cluster=apart), random.Random(priced), 0
+    free.one_each = False
+    least_s = free.least_s(float("inf"))
+    for candidate, work in random_plans(free.space, draw, 2 * PLANS):
+        stages, micro_batches, step_s = candidate.stages, candidate.micro_batches, simulate(work).step_s
+        free.one_each = work.stages.virtual == 1
+        assert step_s >= max(least_s, free._even_s(stages, (micro_batches,))) > 0.0
+        assert step_s >= free._within_s(stages, candidate.mesh, micro_batches)
+        eager += work.execution.order == "eager-1f1b"
+    assert eager > 3
 
 
 @pytest.mark.parametrize("priced", PRICES)
