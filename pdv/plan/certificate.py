@@ -69,7 +69,11 @@ def _among_pipelines(space: Mapping[str, Any]) -> str:
         " to the cluster's levels, with any cut of any operator and parameter of the graph as it was written or as this"
         " plan rewrites it, recomputed or not"
     )
-    return among + (", with one stage on each rank of a pipeline" if space.get("virtual_stages") == 1 else "")
+    one_each = space.get("virtual_stages") == 1
+    if "schedule" not in space.get("running", {}):
+        turns = "" if one_each else " or interleaved"
+        among += f", passes in GPipe's or 1F1B's order (eager where sends take long){turns}"
+    return among + (", with one stage on each rank of a pipeline" if one_each else "")
 
 
 def _among_meshes(space: Mapping[str, Any]) -> str:
