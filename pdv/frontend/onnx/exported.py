@@ -30,13 +30,14 @@ from pdv.frontend.onnx.origins.signature import (
     turned,
     zeros,
 )
+from pdv.frontend.onnx.origins.undone import CHANCE, is_chance
 from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
 _SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
-_LEAST = 64  # elements of a tensor that is looked at
+_LEAST = 64  # elements of a tensor, below which all of them tell whether its values are chance
 _FLOATS = {onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16}
 
 
@@ -305,7 +306,7 @@ def _tie(graph: onnx_ir.Graph, found: Mended) -> None:
     for value in _stored(graph):
         tensor = value.const_value
         assert tensor is not None, value
-        if tensor.size >= _LEAST:
+        if tensor.size >= CHANCE:
             groups.setdefault((tensor.dtype, *sorted(tensor.shape.numpy())), []).append(value)
     for values in groups.values():
         if len(values) < 2:
@@ -333,6 +334,8 @@ def _array(value: onnx_ir.Value) -> Array:
 
 def _is_chance(array: Array) -> bool:
     """Whether values are so many that two tensors have the same by no chance: not a ramp for each layer."""
+    if array.size < _LEAST:
+        return is_chance(array)
     flat = array.reshape(-1)
     sample = flat[:: max(flat.size // _SAMPLE, 1)]
     return len(np.unique(sample)) > len(sample) // 4

@@ -17,7 +17,7 @@ import onnx_ir
 from pdv.frontend.onnx.origins.made import Made, write
 from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
 from pdv.frontend.onnx.origins.signature import Signature, is_float, origins_of
-from pdv.frontend.onnx.origins.undone import CHANCE, DISTINCT, undo, without_repeats
+from pdv.frontend.onnx.origins.undone import CHANCE, DISTINCT, is_chance, undo, without_repeats
 from pdv.passes.fold_constants import Array
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -49,6 +49,7 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
             _undo_each(graph, signature, value, readings, found)
             continue
         made = _of_recurrent(value, signature, origins) or _of_known(graph, value, origins) or _of_lost(value, origins)
+        made = None if made is None else _without_known(graph, made)
         if made is None:
             _undo_each(graph, signature, value, readings, found)
             continue
@@ -139,6 +140,15 @@ Found = tuple[Made, dict[str, Array]]
 """What a tensor is made of, and the values of those of them that the file has not."""
 
 
+def _without_known(graph: onnx_ir.Graph, found: Found) -> Found | None:
+    """Less those parameters that the file has itself; None where it has them with other values."""
+    how, own = found
+    stored = {name: _array(graph.initializers[name]) for name in own if name in graph.initializers}
+    if not all(np.array_equal(own[name], array) for name, array in stored.items()):
+        return None
+    return how, {name: array for name, array in own.items() if name not in stored}
+
+
 def _of_recurrent(value: onnx_ir.Value, signature: Signature, origins: set[str]) -> Found | None:
     """The weights or biases of a recurrent layer, [directions, gates * hidden, ...], of those of torch's."""
     uses = list(value.uses())
@@ -164,7 +174,7 @@ def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> 
     What else went into it had no part: no zeros are among the other parameters by which it could have been hidden.
     """
     array, stored = _array(value), {name: graph.initializers.get(name) for name in sorted(origins)}
-    if any(each is None or each.const_value is None or not _is_chance(_array(each)) for each in stored.values()):
+    if any(each is None or each.const_value is None or not is_chance(_array(each)) for each in stored.values()):
         return None
     for name, each in stored.items():
         assert each is not None, name
@@ -191,7 +201,7 @@ def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
         return Made((name,), None, turned.shape, array.shape, (1, 0)), {name: turned}
     if (
         kind in ("expand", "repeat")
-        and _is_chance(array)
+        and is_chance(array)
         and not shifted
         and (once := without_repeats(array)) is not None
     ):
@@ -215,16 +225,10 @@ def _rows(name: str, array: Array, whole: bool) -> Found | None:
     return Made((name,), tuple(map(int, numbers)), array.shape, array.shape), {name: rows[order]}
 
 
-def _is_chance(array: Array) -> bool:
-    """Whether values are such that two tensors have the same by no chance, and a bound or a sign would show."""
-    distinct = np.unique(array)
-    return len(distinct) >= CHANCE and bool(distinct[0] < 0 < distinct[-1]) and bool((array != 0).all())
-
-
 def _is_alone(value: onnx_ir.Value) -> bool:
     """Whether no other tensor has the same values, and may have become one with it."""
     array = _array(value)
-    return _is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= CHANCE)
+    return is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= CHANCE)
 
 
 def _array(value: onnx_ir.Value) -> Array:

@@ -109,6 +109,12 @@ def _is_own(node: ast.expr, leaf: str) -> bool:
     return own and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
+def is_chance(array: Array) -> bool:
+    """Whether values are such that two tensors have the same by no chance, and a bound or a sign would show."""
+    distinct = np.unique(array)
+    return len(distinct) >= CHANCE and bool(distinct[0] < 0 < distinct[-1]) and bool((array != 0).all())
+
+
 def without_repeats(array: Array) -> Array | None:
     """A tensor without its repetitions along whole dims; None where equal elements need not be repetitions."""
     first = [array.take([0], axis=dim) for dim in range(array.ndim)]
