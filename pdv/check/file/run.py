@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from ir.errors import first_line
 from pdv.check.file.noise import steady_nodes
 from pdv.frontend.lowering import Drawn
+from pdv.frontend.onnx.inner import lift
 from pdv.frontend.onnx.origins.doubts import OURS
 from pdv.frontend.onnx.origins.left_out import LOSS, smoothing_of
 
@@ -52,7 +53,7 @@ def run_file(
     Raises:
         CannotRunError: if that one does not run it.
     """
-    read = onnx.load(path, load_external_data=False) if model is None else onnx.ModelProto()
+    read = lift(onnx.load(path, load_external_data=False)) if model is None else onnx.ModelProto()
     if model is not None:
         read.CopyFrom(model)
     _without_chance(read, drawn)
@@ -148,7 +149,7 @@ def run_constants(path: Path, names: Sequence[str]) -> list[Array]:
     Raises:
         CannotRunError: if nothing runs it.
     """
-    proto = onnx.load(path, load_external_data=False)
+    proto = lift(onnx.load(path, load_external_data=False))
     graph = proto.graph
     needed, nodes = set(names), []
     for node in reversed(graph.node):

@@ -80,7 +80,7 @@ class NeedsValueError(Unsupported):
 
 
 def inputs_of(node: Node) -> list[str]:
-    """The inputs of the model that a value depends on."""
+    """The inputs of the model that a value depends on; none if one of them has several dims, as no known one has."""
     found: dict[Node, None] = {}
     left = [node]
     while left:
@@ -88,7 +88,8 @@ def inputs_of(node: Node) -> list[str]:
         if one not in found:
             found[one] = None
             left += one.operands
-    return [one.attr("name") for one in found if one.is_input]
+    inputs = [one for one in found if one.is_input]
+    return [one.attr("name") for one in inputs] if all(one.type.rank <= 1 for one in inputs) else []
 
 
 def as_tensor(k: Lowering, value: Value | None) -> Value | None:

@@ -18,6 +18,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError, first_line
+from pdv.frontend.onnx.inner import lift
 from pdv.frontend.onnx.proto import check_proto, external_tensors
 
 EXTERNAL = {"location", "offset", "length", "checksum"}
@@ -101,7 +102,7 @@ def _load(path: Path) -> onnx_ir.Model:
         for tensor in external_tensors(proto):
             _check_place(tensor)
             _check_external(onnx_ir.serde.deserialize_tensor(tensor), tensor.name, path.parent)
-        model = onnx_ir.from_proto(proto)
+        model = onnx_ir.from_proto(lift(proto))
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             onnx_ir.external_data.set_base_dir(graph, path.parent)
         return model

@@ -52,13 +52,12 @@ from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
-from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
+from pdv.frontend.onnx.subgraphs import branch_of, compared, may_be_sizes, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
 from pdv.frontend.registered import IN_TORCH
 
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
-MOST_SIZES = 8
 MIN_OPSET = 7  # before it, operands are broadcast by attributes
 
 
@@ -108,7 +107,12 @@ def load_onnx(
     def again(shapes: Mapping[str, Shape]) -> Graph:
         other = read_onnx(path)
         mend(other, own)
-        return _ModelLowering(other, path, lowering.sizes.at(shapes), known).run().graph
+        reading = _ModelLowering(other, path, lowering.sizes.at(shapes), known)
+        found = reading.run().graph
+        others = {node.attr("source") for node in found.params} - {*program.weights.names}
+        if others or reading.decisions != lowering.decisions:
+            raise ModelError(f"{path} decides by its sizes what it computes", "The same at all sizes")
+        return found
 
     return replace(program, again=again, sizes=lowering.sizes.open_sizes())
 
@@ -131,6 +135,7 @@ class _ModelLowering:
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
+        self.decisions: list[tuple[list[Any], ...]] = []  # what comparisons of sizes compare
         self.lowered = 0  # operators, those of loops each time
         self.k.stored = self.loaders
         self.k.trains = True  # a file does not say whether its module draws in evaluation, too
@@ -255,7 +260,7 @@ class _ModelLowering:
         except Unsupported as reason:
             if isinstance(reason, NeedsValueError):
                 self.asked |= dict.fromkeys(inputs_of(reason.operand))
-            elif all(each is None or (isinstance(each, Node) and _may_be_sizes(each)) for each in operands):
+            elif all(each is None or (isinstance(each, Node) and may_be_sizes(each)) for each in operands):
                 self.asked |= {name: None for each in operands if isinstance(each, Node) for name in inputs_of(each)}
             self.unsupported[f"{title} at {where}" + (f" ({reason})" if str(reason) else "")] = None
             blocked = True
@@ -289,6 +294,7 @@ class _ModelLowering:
         types = [value.type.dtype if isinstance(value, Node) else None for value in operands]
         check_types(schema, types)
         known = can_evaluate(node) and all(_is_known(value) for value in operands)
+        self.decisions += compared(self.k, node.op_type, operands) if known else []
         try:
             if node.op_type in _WITH_GRAPHS:
                 whole = tuple(as_tensor(self.k, value) for value in operands)
@@ -375,12 +381,6 @@ def _made(call: Call, operands: Sequence[Value | None], handler: Handler) -> Any
     drawn = any(isinstance(value, Uniform | Chance) for value in operands)
     found = of_drawn(call, call.node.op_type) if drawn else None
     return handler(of_noise(call) if drawn else call) if found is None else found
-
-
-def _may_be_sizes(node: Node) -> bool:
-    """True of a few integers, which are shapes or axes more often than not, and of single numbers."""
-    few = node.type.rank <= 1 and node.type.num_elements <= MOST_SIZES
-    return few and (not node.type.dtype.is_floating or node.type.rank == 0)
 
 
 def _is_known(value: Value | None) -> bool:

@@ -77,15 +77,6 @@ def split_to_sequence(c: Call) -> tuple[Value, ...]:
     return (c.k.split(c[0], axis, sizes),)
 
 
-def sequence_at(c: Call) -> Node:
-    """One tensor of a sequence."""
-    sequence = c.inputs[0]
-    if not isinstance(sequence, tuple):
-        raise ValueError("operand 0 is not a sequence")
-    found: Node = sequence[int(c.array(1))]
-    return found
-
-
 def concat(c: Call) -> Node:
     """Joined along an axis."""
     return c.k.concat([c[i] for i in range(len(c.inputs))], c.axis())

@@ -19,7 +19,18 @@ from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import as_torch, draws, functions, known, logic, quantized, recurrent, rows, windows
+from pdv.frontend.onnx.readers import (
+    as_torch,
+    draws,
+    functions,
+    known,
+    logic,
+    quantized,
+    recurrent,
+    rows,
+    sequences,
+    windows,
+)
 from pdv.frontend.onnx.schema import dtype_of
 
 
@@ -213,7 +224,7 @@ HANDLERS: Mapping[str, Handler] = {
     "Slice": movement.slice_,
     "Split": movement.split,
     "SplitToSequence": movement.split_to_sequence,
-    "SequenceAt": movement.sequence_at,
+    **sequences.READERS,
     "Concat": movement.concat,
     "Squeeze": movement.squeeze,
     "Unsqueeze": movement.unsqueeze,
@@ -239,5 +250,4 @@ HANDLERS: Mapping[str, Handler] = {
     **quantized.READERS,
     **windows.READERS,
     **as_torch.READERS,
-    "OptionalGetElement": lambda c: c[0],
 }

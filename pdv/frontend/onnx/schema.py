@@ -114,7 +114,7 @@ def check_types(schema: OpSchema, operands: Sequence[DType | None], results: Seq
                 continue
             each, found = formals[min(index, len(formals) - 1)], f"tensor({_onnx_name(dtype)})"
             may_be = allowed.get(each.type_str, [each.type_str])
-            if found not in may_be:
+            if found not in may_be and f"optional({found})" not in may_be:  # one that holds something
                 raise ValueError(f"{what} {index} ({each.name}) is {found}, not one of {', '.join(sorted(may_be))}")
             is_bound = each.option != OpSchema.FormalParameterOption.Variadic or each.is_homogeneous
             if is_bound and bound.setdefault(each.type_str, found) != found:

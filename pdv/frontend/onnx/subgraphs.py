@@ -6,7 +6,7 @@ Entry points: ``branch_of``, ``unroll``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir
@@ -16,6 +16,8 @@ from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import NeedsValueError, Value
 from pdv.passes.fold_constants import Array
 
+MOST_SIZES = 8
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 MOST_ROUNDS = 1 << 10  # of a loop that is written out
 Run = Callable[[onnx_ir.Graph, Sequence[Value | None]], tuple[Value | None, ...]]
 """Lowers a graph on operands and gives its results."""
@@ -44,7 +46,8 @@ def unroll(k: Lowering, node: onnx_ir.Node, operands: Sequence[Value | None], ru
         for row, value in zip(scanned, results[1 + len(carried) :], strict=True):
             row.append(_tensor(value))
         rounds += 1
-    return (*carried, *(_stack(k, row) for row in scanned))
+    read = [bool(each.uses()) or each.is_graph_output() for each in node.outputs[len(carried) :]]
+    return (*carried, *(_stack(k, row) if row or wanted else None for row, wanted in zip(scanned, read, strict=False)))
 
 
 def scan(k: Lowering, node: onnx_ir.Node, operands: Sequence[Value | None], run: Run) -> tuple[Value | None, ...]:
@@ -99,3 +102,22 @@ def _known(k: Lowering, operands: Sequence[Value | None], index: int) -> Array:
     if array is None:
         raise NeedsValueError(index, operand)
     return array
+
+
+def may_be_sizes(node: Node) -> bool:
+    """True of a few integers, which are shapes or axes more often than not, and of single numbers."""
+    few = node.type.rank <= 1 and node.type.num_elements <= MOST_SIZES
+    return few and (not node.type.dtype.is_floating or node.type.rank == 0)
+
+
+def compared(k: Lowering, op: str, operands: Sequence[Value | None]) -> list[tuple[list[Any], ...]]:  # Any: numbers
+    """What a comparison of known numbers that may be sizes compares: at sizes where they are others it may fall the
+    other way. Of no size is what is compared with negative ones, as exporters do to find what is to stay as it is.
+    """
+    nodes = [value for value in operands if isinstance(value, Node)]
+    if op not in _COMPARISONS or not all(map(may_be_sizes, nodes)):
+        return []
+    arrays = [array for node in nodes if (array := k.value(node)) is not None]
+    if op == "Equal" and any(bool((array < 0).all()) for array in arrays if array.dtype.kind in "if"):
+        return []
+    return [tuple(array.reshape(-1).tolist() for array in arrays)]
