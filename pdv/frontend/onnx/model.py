@@ -135,7 +135,7 @@ class _ModelLowering:
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
-        self.decisions: list[tuple[list[Any], ...]] = []  # what comparisons of sizes compare
+        self.decisions: list[tuple[list[Any], ...]] = []  # of sizes, by numbers
         self.lowered = 0  # operators, those of loops each time
         self.k.stored = self.loaders
         self.k.trains = True  # a file does not say whether its module draws in evaluation, too

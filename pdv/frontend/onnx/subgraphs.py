@@ -17,7 +17,7 @@ from pdv.frontend.onnx.call import NeedsValueError, Value
 from pdv.passes.fold_constants import Array
 
 MOST_SIZES = 8
-_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_DECIDING = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Div", "Min", "Max"})
 MOST_ROUNDS = 1 << 10  # of a loop that is written out
 Run = Callable[[onnx_ir.Graph, Sequence[Value | None]], tuple[Value | None, ...]]
 """Lowers a graph on operands and gives its results."""
@@ -111,13 +111,16 @@ def may_be_sizes(node: Node) -> bool:
 
 
 def compared(k: Lowering, op: str, operands: Sequence[Value | None]) -> list[tuple[list[Any], ...]]:  # Any: numbers
-    """What a comparison of known numbers that may be sizes compares: at sizes where they are others it may fall the
-    other way. Of no size is what is compared with negative ones, as exporters do to find what is to stay as it is.
+    """What known numbers that may be sizes are compared with, or divided by: at sizes where they are others, what
+    comes of it may be another function of them. Of no size is what is compared with negative ones, as exporters do to
+    find what is to stay as it is.
     """
     nodes = [value for value in operands if isinstance(value, Node)]
-    if op not in _COMPARISONS or not all(map(may_be_sizes, nodes)):
+    if op not in _DECIDING or not all(map(may_be_sizes, nodes)):
         return []
     arrays = [array for node in nodes if (array := k.value(node)) is not None]
+    if op == "Div" and any(array.dtype.kind == "f" for array in arrays):
+        return []
     if op == "Equal" and any(bool((array < 0).all()) for array in arrays if array.dtype.kind in "if"):
         return []
     return [tuple(array.reshape(-1).tolist() for array in arrays)]

@@ -83,6 +83,25 @@ def test_what_sizes_decide_keeps_them(tmp_path: Path) -> None:
             program.again({"x": (rows_there, 6)})
 
 
+@pytest.mark.parametrize("op", ["Mod", "Div", "Min"])
+def test_what_is_left_of_sizes_keeps_them(op: str, tmp_path: Path) -> None:
+    """Rows in whole fours, and rows but for a bound, are all rows of four and of eight."""
+    bound = {"Mod": 4, "Div": 4, "Min": 9}[op]
+    nodes = [node("Shape", ["x"], ["s"], end=1), node(op, ["s", "k"], ["part"])]
+    nodes += {
+        "Mod": [node("Sub", ["s", "part"], ["n"])],
+        "Div": [node("Mul", ["part", "k"], ["n"])],
+        "Min": [node("Identity", ["part"], ["n"])],
+    }[op]
+    nodes += [node("Slice", ["x", "zero", "n"], ["head"]), node("Mul", ["head", "w"], ["y"])]
+    stored = {"k": np.array([bound]), "zero": np.array([0]), "w": _array(6)}
+    onnx.save(_model(nodes, stored, "b"), tmp_path / "m.onnx")
+    program = load_program(tmp_path / "m.onnx", batch=4)
+    assert program.again is not None
+    with pytest.raises(ModelError, match="decides by its sizes"):
+        program.again({"x": (8, 6)})
+
+
 def test_functions_of_another_opset_are_read_where_their_operators_are_the_same(tmp_path: Path) -> None:
     def calling(op: str) -> onnx.ModelProto:
         function = helper.make_function(
