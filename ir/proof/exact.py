@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,17 +92,8 @@ def verify_equal(
     _check_signature(source, pcg)
     _check_indices(source, pcg)
     key = f"{seed}/{source.digest}/{pcg.digest}/{mesh}"
-
-    def check(short: Short) -> tuple[float, tuple[int, ...], str] | None:
-        """The largest error bound, the primes, and at which sizes; None if values between layers differ."""
-        smalls = _smalls(short, mesh, scale)
-        pairs = [_Pair(short, small, key, gradients=gradients, moves=moves, field_of=field_of) for small in smalls]
-        found = [entry for pair in pairs if (entry := pair.check(trials)) is not None]
-        if len(found) < len(pairs):
-            return None
-        notes = [*dict.fromkeys(pair.small.note or FULL_SIZE for pair in pairs), *([short.note] if short.note else [])]
-        return max(bound for bound, _ in found), max((primes for _, primes in found), key=len), ", ".join(notes)
-
+    pair = functools.partial(_Pair, key=key, gradients=gradients, moves=moves, field_of=field_of)
+    check = functools.partial(_check, pair=pair, mesh=mesh, trials=trials, scale=scale)
     short = shorten(source, pcg, mesh) if scale else Short(source, pcg)
     found = check(short)
     if found is None:
@@ -118,6 +109,18 @@ def verify_equal(
             "Report which part of the model makes products of so many factors",
         )
     return Proof(bound, primes, notes, time.perf_counter() - started)
+
+
+def _check(
+    short: Short, pair: Callable[[Short, Small], _Pair], mesh: Mesh, trials: int, *, scale: bool
+) -> tuple[float, tuple[int, ...], str] | None:
+    """The largest error bound, the primes, and at which sizes; None if values between layers differ."""
+    pairs = [pair(short, small) for small in _smalls(short, mesh, scale)]
+    found = [entry for one in pairs if (entry := one.check(trials)) is not None]
+    if len(found) < len(pairs):
+        return None
+    notes = [*dict.fromkeys(one.small.note or FULL_SIZE for one in pairs), *([short.note] if short.note else [])]
+    return max(bound for bound, _ in found), max((primes for _, primes in found), key=len), ", ".join(notes)
 
 
 def _smalls(short: Short, mesh: Mesh, scale: bool) -> Iterator[Small]:

@@ -49,7 +49,7 @@ from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn, of_noise
 from pdv.frontend.onnx.readers.rows import of_rows
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
-from pdv.frontend.onnx.rows import cut_rows, shapes_at
+from pdv.frontend.onnx.rows import Cut, shapes_at, with_rows
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, compared, may_be_sizes, scan, unroll
@@ -79,27 +79,23 @@ def load_onnx(
     own = {} if checkpoint is None else {name: entry.load for name, entry in read_checkpoint(checkpoint).items()}
     with refusing(path):
         asked, mended = [*doubts(model)], mend(model, own)
-        asked += mended.doubts
     lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
     program, stored, notes = lowering.run(), partial(stored_of, mended), tuple(mended.notes)
     lowering.sizes.check_used()
     program = replace(
-        program, known=known, notes=notes, doubts=tuple(asked), folded=tuple(folded_norms(model)), as_stored=stored,
+        program, known=known, notes=notes, doubts=(*asked, *mended.doubts), as_stored=stored,
         left_out=frozenset([*mended.shared, *(name for name, place in mended.merged.items() if place is None)]),
         absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
-        sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
+        folded=tuple(folded_norms(model)), sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
     )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
         cut = shapes_at(program.graph, lowering.values, rows)
-        if cut is None:
-            return None
-        other, alike = read_onnx(path), read_onnx(path)
-        for each in (other, alike):
-            cut_rows(each, cut)
-        mend(other, own)
-        read = _ModelLowering(other, path, lowering.sizes, known).run().graph
-        return FewRows(read, onnx_ir.to_proto(alike), cut.constants)
+        return None if cut is None else FewRows(read(cut), onnx_ir.to_proto(with_rows(path, cut)), cut.constants)
+
+    def read(cut: Cut) -> Graph:
+        mend(other := with_rows(path, cut), own)
+        return _ModelLowering(other, path, lowering.sizes, known).run().graph
 
     if not lowering.sizes.found or not program.graph.inputs:
         return replace(program, over_rows=over)

@@ -2,7 +2,7 @@
 
 The shapes that Reshape and Expand are given are those that the program has at fewer rows, and the numbers of rows
 (0, 1, 2, …, as torch's older exporter writes them down) are fewer; what else names the number of rows is left, so that
-the file may then be no such program, which whoever runs it has to see. Entry point: ``cut_rows``.
+the file may then be no such program, which whoever runs it has to see. Entry points: ``shapes_at`` and ``with_rows``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_ir
@@ -19,6 +20,7 @@ from ir.builder import Builder
 from ir.dims import Shape
 from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
+from pdv.frontend.onnx.file import read_onnx
 from pdv.passes.fold_constants import Array
 
 _INTEGERS = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
@@ -59,8 +61,14 @@ def shapes_at(graph: Graph, values: Mapping[onnx_ir.Value, object], rows: int) -
     return Cut(shapes, constants, (before, after))
 
 
-def cut_rows(model: onnx_ir.Model, cut: Cut) -> None:
-    """Change a model to fewer rows."""
+def with_rows(path: Path, cut: Cut) -> onnx_ir.Model:
+    """The model of a file, of fewer rows."""
+    model = read_onnx(path)
+    _cut_rows(model, cut)
+    return model
+
+
+def _cut_rows(model: onnx_ir.Model, cut: Cut) -> None:
     graph, shapes = model.graph, cut.shapes
     for value in graph.inputs:
         if value.name is not None and value.name in shapes:
