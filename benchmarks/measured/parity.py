@@ -152,10 +152,11 @@ def compare(expected: Observed, found: Observed) -> Difference:
 
 
 def gradient_of(names: str, found: Observed) -> Tensor:
-    """The gradient of a parameter under whichever of its names it was emitted; zeros are not an answer."""
-    known = [name for name in names.split(TIED) if name in found.gradients]
-    assert len(known) == 1, f"{names} has {len(known)} gradients, tied weights split or lost"
-    return found.gradients[known[0]]
+    """The gradient of a parameter, the same under all names that it has; zeros are not an answer."""
+    known = [found.gradients[name] for name in names.split(TIED) if name in found.gradients]
+    assert known, f"{names} has no gradient"
+    assert all(torch.equal(known[0], other) for other in known), f"{names}: tied weights are split"
+    return known[0]
 
 
 def relative(found: Tensor, expected: Tensor, scale: float = 1e-30) -> float:
