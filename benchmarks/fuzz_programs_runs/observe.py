@@ -105,7 +105,8 @@ def observe_module(module: nn.Module, data: Data) -> list[Step]:
             loss = loss_of(outputs, target)
             torch.autograd.backward(loss)
             step.loss = loss.item()
-            step.gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+            named = module.named_parameters(remove_duplicate=False)
+            step.gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
         else:
             with torch.no_grad():
                 outputs = module(*batch)
