@@ -24,7 +24,7 @@ from pdv.pcg.fused import fused_of
 from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pins import PinSet
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
-from pdv.pipelines.sending import sends_take_long
+from pdv.pipelines.sending import least_seconds, sending_seconds
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Pins, Problem
 from pdv.problem.fused import Fused
@@ -37,6 +37,7 @@ from pdv.simulate.lowering.in_step import InStep
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
 MESHES = 4  # of a stage that bounds are over
 ADDED_PASSES = 3  # over a parameter's bytes: two gradients are read, their sum is written
+LONG = 0.05  # of what devices compute, that sends take at least which are worth the memory of what hides them
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 
 
@@ -144,12 +145,16 @@ class Space:
 
     def _sends_take_long(self, stages: int) -> bool:
         if stages not in self._long:
-            self._long[stages] = sends_take_long(self.problem, self.cluster, stages)
+            self._long[stages] = sending_seconds(self.problem.graph, self.cluster, stages) > LONG * self._computing_s
         return self._long[stages]
 
     @cached_property
     def _long(self) -> dict[int, bool]:
         return {}
+
+    @cached_property
+    def _computing_s(self) -> float:
+        return least_seconds(self.problem, self.cluster)
 
     def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.

@@ -1,6 +1,6 @@
 """What stages of a pipeline send each other beside what they compute, by arithmetic, before anything is planned.
 
-Entry points: ``sends_take_long`` and ``least_seconds``.
+Entry points: ``sending_seconds`` and ``least_seconds``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pdv.problem import Problem
 from pdv.schedule.pieces import pieces
 
 REACHED = 0.9  # of the rate of products, at most, by a whole step
-LONG = 0.05  # of what a stage computes: what hides less is not worth the memory
 
 
 def least_seconds(problem: Problem, cluster: Cluster) -> float:
@@ -28,13 +27,12 @@ def least_seconds(problem: Problem, cluster: Cluster) -> float:
     return model_flops(problem.graph) * PASSES[problem.mode] / (REACHED * peak)
 
 
-def sends_take_long(problem: Problem, cluster: Cluster, stages: int) -> bool:
-    """Whether one way of what two neighbours send, a share on each device, takes a good part of the others' compute."""
+def sending_seconds(graph: Graph, cluster: Cluster, stages: int) -> float:
+    """What a batch takes from stage to stage one way, a share on each device, where that takes longest."""
     size = cluster.num_devices // stages
     links = (find_route(cluster, (at * size, (at + 1) * size)).link for at in range(stages - 1))
     rates = [link.bandwidth_bytes_per_s for link in links]
-    sent_s = max((sent_bytes(problem.graph) / size / rate for rate in rates if rate), default=0.0)
-    return sent_s > LONG * least_seconds(problem, cluster)
+    return max((sent_bytes(graph) / size / rate for rate in rates if rate), default=0.0)
 
 
 @lru_cache(maxsize=8)

@@ -62,7 +62,7 @@ class Effort:
             raise UsageError(what, "Allowed: a budget above 0, a seed from 0")
 
     def until(self, deadline: float) -> Effort:
-        """With what is left of a budget for all searches, by the clock that only goes on."""
+        """With what is left of a budget for all searches, whose ``deadline`` is a time of this thread."""
         return replace(self, budget_s=max(deadline - time.thread_time(), min(LEAST_S, self.budget_s)))
 
     def strategy(self, pins: str | None) -> Strategy:

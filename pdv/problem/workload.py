@@ -30,7 +30,7 @@ RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
 )  # fmt: skip
 ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:4]  # of one stage on each rank
 SEARCHED: tuple[Order, ...] = RUN_ORDERS[:3]  # of these, those that nobody has to ask for; what holds least is last
-EAGER = 2  # forward passes ahead for each stage behind, in eager 1F1B
+AHEAD: Mapping[Order, int] = {"1f1b": 1, "eager-1f1b": 2}  # forward passes ahead, for each stage behind
 STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of older weights; others have none
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdv.problem.workload import EAGER, STALE, Order
+from pdv.problem.workload import AHEAD, STALE, Order
 
 
 class Line(NamedTuple):
@@ -31,8 +31,7 @@ def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Li
         return (Line(0.0, micro_batches, micro_batches),)
     if order == "gpipe":
         return (Line(1.0, micro_batches, micro_batches),)
-    behind = stages - 1 - stage
-    ahead = min(EAGER * behind if order == "eager-1f1b" else behind, micro_batches - 1)
+    ahead = min(AHEAD[order] * (stages - 1 - stage), micro_batches - 1)
     whole = float(micro_batches)
     found = Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
     return (*found, Line(1.0, whole - ahead, whole - ahead, 1.0)) if 0 < ahead < micro_batches - 1 else found

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pdv.problem.workload import EAGER, FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
+from pdv.problem.workload import AHEAD, FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
 from pdv.schedule.halves import dualpipev, zbv, zero_bubble
 from pdv.schedule.passes import Pass
 
@@ -157,9 +157,7 @@ def _groups(pipeline: Pipeline) -> list[range]:
 def _warm_up(pipeline: Pipeline, stage: int) -> int:
     """Forward passes before the first backward pass, which takes turns with a further one."""
     behind = pipeline.stages - 1 - stage
-    if pipeline.order == "eager-1f1b":
-        return EAGER * behind
     if pipeline.virtual == 1:
-        return behind + pipeline.moments - 1
+        return AHEAD.get(pipeline.order, 1) * behind + pipeline.moments - 1
     most = max(pipeline.stages, *(len(group) for group in _groups(pipeline)))
     return (1 if pipeline.order in IN_HALVES else 2) * behind + (pipeline.virtual - 1) * most

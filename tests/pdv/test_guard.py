@@ -51,9 +51,9 @@ def test_arguments_that_a_call_does_not_take_are_no_fault_of_ours(reports: Path)
     with pytest.raises(UsageError, match=r"unexpected keyword argument 'budget'\. .* Did you mean 'budget_s'\?"):
         planned(budget=5)
     with pytest.raises(UsageError, match=r"missing a required .*argument: 'cluster'"):
-        pdv.optimize(program())  # type: ignore[call-arg]
+        pdv.optimize(program())  # type: ignore[call-arg]  # as a caller without a type checker writes it
     with pytest.raises(UsageError, match="too many positional arguments"):
-        planned().save("there", "twice")  # type: ignore[call-arg]
+        planned().save("there", "twice")  # type: ignore[call-arg]  # the same
     assert not reports.exists()
 
 

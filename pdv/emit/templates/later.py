@@ -181,9 +181,7 @@ class Turns:
         before, behind = (model.peer(model.place(at)) if 0 <= at <= last else None for at in (place - 1, place + 1))
         self._sources, self._targets = (before, behind), (behind, before)  # of forward and backward passes
         ways = [Pass(number) for number in range(count)], [Pass(number, backward=True) for number in range(count)]
-        ahead, self._ahead_before = (
-            {"1f1b": last - at, EAGER: 2 * (last - at)}.get(model.order, count) for at in (place, place - 1)
-        )
+        ahead, self._ahead_before = (passes_ahead(model.order, last - at, count) for at in (place, place - 1))
         self._passes = in_turns(*ways, ahead)
         self._asked: list[list[Pass]] = []  # before each pass
         asked = [0, 0]
@@ -237,6 +235,11 @@ def _wait(sent: Iterable[tuple[Any, Tensor]]) -> None:
         work.wait()
 
 
+def passes_ahead(order: str, behind: int, count: int) -> int:
+    """Forward passes, of so many, that a stage makes before its first backward pass with one in turns."""
+    return {"1f1b": behind, EAGER: 2 * behind}.get(order, count)
+
+
 def in_turns(forward: Sequence[Any], backward: Sequence[Any], ahead: int) -> list[Any]:
     """Forward passes, so many ahead, then backward and forward in turns."""
     ahead = min(ahead, len(forward))
@@ -250,12 +253,11 @@ def eager_schedule(part: Any, micro_batches: int, **given: Any) -> Any:  # Any: 
 
     places = part.stage_index_to_group_rank
     made: Any = schedules._PipelineScheduleRuntime([part], micro_batches, **given)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    numbers, last = range(micro_batches), len(places) - 1
     for stage, place in places.items():
-        forward, backward = (
-            [schedules._Action(stage, way, number) for number in range(micro_batches)]  # noqa: SLF001
-            for way in (schedules.FORWARD, schedules.FULL_BACKWARD)
-        )
-        made.pipeline_order[place] = in_turns(forward, backward, 2 * (len(places) - 1 - stage))
+        ways = ((stage, way) for way in (schedules.FORWARD, schedules.FULL_BACKWARD))
+        forward, backward = ([schedules._Action(*of, number) for number in numbers] for of in ways)  # noqa: SLF001
+        made.pipeline_order[place] = in_turns(forward, backward, passes_ahead(EAGER, last - stage, micro_batches))
     made._prepare_schedule_with_comms(made.pipeline_order)  # noqa: SLF001
     return made
 

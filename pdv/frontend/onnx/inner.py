@@ -54,7 +54,8 @@ def _taken(graph: onnx.GraphProto, names: Counter[str]) -> Iterator[onnx.TensorP
     for tensor in before:
         name = tensor.name
         if name in declared:
-            raise ModelError(f"{name!r} is both an operand of a graph within a node, and stored in it", "", _EXPORT)
+            what = f"{name!r} is both an operand of a graph within a node, and stored in it"
+            raise ModelError(what, mend="Export it again")
         if names[name] > 1 or name in results:
             own = next(each for i in range(2, 1 << 31) if (each := f"{name}_{i}") not in names)
             names[own] += 1
@@ -67,9 +68,6 @@ def _as_constants(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
     del graph.initializer[:]
-
-
-_EXPORT = "Export it again"
 
 
 def _align(function: onnx.FunctionProto, model: onnx.ModelProto) -> None:

@@ -23,6 +23,7 @@ from ir.errors import ModelError, first_line
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.draws import AS_DROPOUT
 from pdv.frontend.torch.exported_state import check_constants, check_words, shared_names, without_spare_names
+from pdv.frontend.torch.opaque import OF_SAMPLES
 
 DETACHES = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
 _ATEN = torch.ops.aten
@@ -38,14 +39,16 @@ _OF_THEIR_OWN = (  # as torch takes them apart, they have other values or gradie
     _ATEN.special_xlog1py, _ATEN.special_entr, _ATEN.special_log_ndtr, _ATEN.multi_margin_loss,
     _ATEN.multilabel_margin_loss, _ATEN.multilabel_margin_loss_forward,
 )  # fmt: skip
-_OF_SAMPLES = (_ATEN.col2im,)  # cut as they are (``opaque``); taken apart they add up by ids, which nobody cuts
 _ALWAYS = (_ATEN.multi_margin_loss.default, _ATEN.multilabel_margin_loss_forward.default)  # without being asked
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:  # Any: operators of torch
-    """What torch says of operators by others: of those that have no reader, and that it says rightly."""
+    """What torch says of operators by others: of those that have no reader, and that it says rightly.
+
+    Not of those that are cut as they are: ``col2im`` is taken apart into a sum by ids, which nobody cuts.
+    """
     table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
-    own = {getattr(packet, name) for packet in (*_OF_THEIR_OWN, *_OF_SAMPLES) for name in packet.overloads()}  # type: ignore[no-untyped-call]
+    own = {getattr(packet, name) for packet in (*_OF_THEIR_OWN, *OF_SAMPLES) for name in packet.overloads()}  # type: ignore[no-untyped-call]
     return {target: made for target, made in table.items() if str(target) not in HANDLERS and target not in own}
 
 

@@ -52,7 +52,7 @@ _OF_ROWS = frozenset(
 )
 """Functions of each row along the dim that is called so among their arguments, of which some leave that out."""
 
-_OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
+OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     **dict.fromkeys((_ATEN.max_pool3d_with_indices, _ATEN.avg_pool3d, _ATEN._adaptive_avg_pool3d), (5, 1)),  # noqa: SLF001
     _ATEN.adaptive_max_pool3d: (5, 1), _ATEN.grid_sampler_2d: (4, 2), _ATEN.grid_sampler_3d: (5, 2),
     **dict.fromkeys((_ATEN.col2im, _ATEN.linalg_inv_ex, _ATEN.linalg_cholesky_ex, _ATEN.linalg_qr), (3, 1)),
@@ -168,8 +168,8 @@ def _loops_of(
         return f"{', '.join(['...'] * len(operands))} -> ..."
     if function.overloadpacket is _ATEN.convolution:
         return _loops_of_convolution(operands, rank, transposed=bool(args[6]))
-    if function.overloadpacket in _OF_SAMPLES:
-        least, count = _OF_SAMPLES[function.overloadpacket]
+    if function.overloadpacket in OF_SAMPLES:
+        least, count = OF_SAMPLES[function.overloadpacket]
         alike = count == len(operands) and len({x.type.shape[:1] for x in operands}) == 1
         return _loops_of_samples(operands, rank, count) if alike and operands[0].type.rank >= least else ""
     if function.overloadpacket not in _OF_ROWS or len(operands) != 1:

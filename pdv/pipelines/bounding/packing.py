@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import EAGER, SEARCHED
+from pdv.problem.workload import AHEAD, SEARCHED
 from pdv.schedule.lines import Line
 from pdv.schedule.order import Pipeline, orders
 
@@ -41,7 +41,7 @@ def rounds(pipeline: Pipeline) -> float:
         return m + p - 1
     if order == "interleaved" and m % p == 0:
         return (m + (p - 1) / pipeline.virtual) / (1.0 + (p - 1) / (2 * pipeline.virtual * m))
-    if order not in ("1f1b", "eager-1f1b"):
+    if order not in AHEAD:
         return m
     # before its own passes a stage waits for those of the stages before it, once each
     return p / (1.0 - (1.0 - 1.0 / m) ** p)
@@ -55,8 +55,7 @@ def held(pipeline: Pipeline, stage: int) -> float:
     """
     m, order = pipeline.micro_batches, pipeline.order
     if order in SEARCHED and pipeline.virtual == 1:
-        behind = pipeline.stages - 1 - stage
-        return min({"gpipe": m, "eager-1f1b": EAGER * behind + 1, "1f1b": behind + 1}[order], m - 1)
+        return min(AHEAD[order] * (pipeline.stages - 1 - stage) + 1 if order in AHEAD else m, m - 1)
     if order != "interleaved":
         return 1.0
     few = m if m % pipeline.stages else min(m, SETTLED * pipeline.stages)

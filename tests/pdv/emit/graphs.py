@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.measured.parity import load_package
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
@@ -15,6 +17,11 @@ from pdv.emit.package import emit_package
 from pdv.frontend.program import Array, Weights
 
 F32 = DType.F32
+
+
+def build(folder: Path) -> Any:  # Any: an emitted module
+    """The model of a package, on this process."""
+    return load_package(folder).build(device="cpu")
 
 
 def floats(*shape: int) -> TensorType:
