@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from ir.mesh import Mesh
 from ir.types import TensorType
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class _OneOfAKind(type):
+    """Classes whose equal instances are one object: searches look millions of them up, and so compare addresses."""
+
+    @cache
+    def __call__(cls, *args: int) -> Any:
+        """The instance of these arguments."""
+        return super().__call__(*args)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard(metaclass=_OneOfAKind):
     """Each device holds its block of dim ``dim``; the gradient is cut the same way."""
 
     dim: int
@@ -24,24 +35,24 @@ class Shard:
         return f"S{self.dim}"
 
 
-@dataclass(frozen=True, slots=True)
-class Invariant:
+@dataclass(frozen=True, slots=True, eq=False)
+class Invariant(metaclass=_OneOfAKind):
     """Each device holds the whole tensor, computed redundantly; so is the gradient."""
 
     def __str__(self) -> str:
         return "I"
 
 
-@dataclass(frozen=True, slots=True)
-class Replicate:
+@dataclass(frozen=True, slots=True, eq=False)
+class Replicate(metaclass=_OneOfAKind):
     """Each device holds a copy that it uses differently; the gradient is Partial."""
 
     def __str__(self) -> str:
         return "R"
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial(metaclass=_OneOfAKind):
     """Each device holds a term of a sum; the gradient of every term is the same (Replicate)."""
 
     def __str__(self) -> str:

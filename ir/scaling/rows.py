@@ -6,6 +6,7 @@ Entry points: ``micro_batch``, ``fewer_rows``, ``few_rows``, ``more_rows``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ir.dims import divisors
 from ir.errors import ShapeError
@@ -46,7 +47,7 @@ def more_rows(graph: Graph, times: int) -> Graph:
 
 
 def _resized(graph: Graph, share: int, times: int = 1) -> tuple[Graph, Mapping[Node, Node]] | None:
-    sizes = Sizes(graph)
+    sizes = _sizes(graph)
     rows = [sizes.open_atoms(node, 0) if node.type.rank else () for node in graph.inputs]
     if not all(atoms and sizes.atoms.extents[atoms[0]] % share == 0 for atoms in rows):
         return None
@@ -54,3 +55,9 @@ def _resized(graph: Graph, share: int, times: int = 1) -> tuple[Graph, Mapping[N
         return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] * times // share for atoms in rows})
     except ShapeError:
         return None
+
+
+@lru_cache(maxsize=4)
+def _sizes(graph: Graph) -> Sizes:
+    """What changes together in a program: the same for all numbers of micro-batches that are tried of it."""
+    return Sizes(graph)

@@ -175,6 +175,7 @@ def _run_reading(
     """What the graph makes of the module's inputs and state, by the module's names."""
     inputs = {node.attr("name"): array(x) for node, x in zip(graph.inputs, source.tensors, strict=True)}
     stored = {name: array(x, field.dtype) for name, x in source.held.items()}
+    _check_sizes(graph, stored)
     values = evaluate(graph, {**inputs, **stored}, field=field)
     first = values.gather()
     updates = {name: first[f"update:{name}"] for name, _ in graph.updates}
@@ -190,6 +191,22 @@ def _run_reading(
         {**state, **{firsts[name]: x for name, x in updates.items()}},
         [second[name] for name in names],
     )
+
+
+def _check_sizes(graph: Graph, stored: Mapping[str, Array]) -> None:
+    """Whether the program finds its state as it was read.
+
+    Raises:
+        ModelError: naming a buffer that has another size since the module was called.
+    """
+    for node in graph.params:
+        name = node.attr("name")
+        if name in stored and stored[name].shape != node.type.shape and not node.attr("view"):
+            raise ModelError(
+                f"buffer {name} has {list(stored[name].shape)} behind a call, and had {list(node.type.shape)} before",
+                "State of sizes that stay",
+                "Make it as large as it may become, and overwrite a part of it",
+            )
 
 
 def _gradients(

@@ -87,9 +87,11 @@ def _overwrite_rebound(module: nn.Module) -> None:
     def overwrite(*_: object) -> None:
         for (part, name), buffer in before.items():
             bound = part._buffers.get(name)  # noqa: SLF001  # no setter is to see this
-            if bound is not None and bound is not buffer and (bound.shape, bound.dtype) == (buffer.shape, buffer.dtype):
-                buffer.copy_(bound)
-                part._buffers[name] = buffer  # noqa: SLF001
+            if bound is None or bound is buffer:
+                continue
+            if (bound.shape, bound.dtype) == (buffer.shape, buffer.dtype):
+                buffer.copy_(bound)  # of another size, it is a table that is made anew where it is too small
+            part._buffers[name] = buffer  # noqa: SLF001
         before.clear()
 
     if any(True for _ in module.buffers()):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from pdv.frontend import masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.torch.exported_state import unlogged
 from pdv.frontend.torch.scalars import Handler, dtype_of
+from pdv.frontend.torch.tracing.leftovers import buffers_kept, tracing
 
 DRAWING = "drawing"
 """Where the graph module of an exported program keeps the ``Drawing`` of its module."""
@@ -346,7 +346,7 @@ def _drawn_in(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     for run in (_without_values, _with_values):
         drawn = _Drawn()
         try:
-            with _kept(module):
+            with buffers_kept(module):
                 run(module, args, kwargs, drawn)
         except Exception:  # noqa: BLE001, S112  # whatever the module's own code raises
             continue
@@ -357,25 +357,13 @@ def _drawn_in(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 def _without_values(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: _Drawn) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     given = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, (tuple(args), dict(kwargs)))
-    with unlogged(), mode, _Draws(drawn), _Drops(drawn):
+    with tracing(module), unlogged(), mode, _Draws(drawn), _Drops(drawn):
         module(*given[0], **given[1])
 
 
 def _with_values(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: _Drawn) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _Draws(drawn), _Drops(drawn):
         module(*args, **kwargs)
-
-
-@contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
-    """Behind this, buffers are what they were before."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
 
 
 def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

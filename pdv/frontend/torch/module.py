@@ -32,6 +32,7 @@ from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dim
 from pdv.frontend.torch.export_errors import check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
 from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.tracing.leftovers import tracing
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
 """One tensor, the positional arguments, or the keyword arguments of a module's forward."""
@@ -168,11 +169,25 @@ def _export(
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
         known = nullcontext() if strict else _values_known()
-        with redirect_stderr(said), _unvalidated(), _functions_called() as called, known:
+        with tracing(module), redirect_stderr(said), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
+    _drop_rebound(program)
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
     return program
+
+
+def _drop_rebound(program: ExportedProgram) -> None:
+    """Leave out that buffers become what they are bound to, of another size: tables made anew where they are too small.
+
+    Torch copies to the buffer what the outermost module binds to its name, which then cannot be run.
+    """
+    graph = program.graph
+    for node in [node for node in graph.nodes if node.target is torch.ops.aten.copy_.default and not node.users]:
+        buffer, bound = (one.meta["val"].shape for one in node.args[:2])
+        if node.args[0].op == "placeholder" and buffer != bound:
+            graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 _GET_DATA, _SET_DATA = (getattr(torch.Tensor.data, name) for name in ("__get__", "__set__"))

@@ -1,0 +1,1 @@
+"""What happens around a module while it is traced."""
