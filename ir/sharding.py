@@ -19,7 +19,7 @@ from ir.types import TensorType
 class _OneOfAKind(type):
     """Classes whose equal instances are one object: searches look millions of them up, and so compare addresses."""
 
-    @cache
+    @cache  # noqa: B019  # of a handful of states, as long as the program runs
     def __call__(cls, *args: int) -> Any:
         """The instance of these arguments."""
         return super().__call__(*args)
