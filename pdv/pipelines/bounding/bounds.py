@@ -93,9 +93,11 @@ class Bounds:
         if plan is not None and rewrites:
             other_s = issued_seconds(space, plan.solution.graph)
             issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
-        one_each = plan is None or plan.stages.virtual == 1
-        own = None if plan is None else (plan.stages.count, plan.solution.problem.mesh)
-        return cls(space, estimates, estimates.floors.with_rewrites(rewrites), issued_s, one_each, own)
+        if plan is None:
+            return cls(space, estimates, estimates.floors, issued_s)
+        mesh = plan.solution.problem.mesh
+        floors, own = estimates.floors.of_plan(rewrites, mesh), (plan.stages.count, mesh)
+        return cls(space, estimates, floors, issued_s, plan.stages.virtual == 1, own)
 
     def least_s(self, enough_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
         """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely.

@@ -68,19 +68,22 @@ class Floor:
 class Floors:
     """Of a space's plans, each block as written, or as ``rewrites`` has it.
 
-    ``source_of``: the program's blocks, by how many micro-batches there are.
+    ``source_of``: the program's blocks, by how many micro-batches there are. ``own``: the sizes of a plan's mesh, where
+    they are none of those that bounds are over.
     """
 
     space: Space
     source_of: Callable[[int], SourceBlocks | None]
     rewrites: Rewrites = field(default_factory=dict)
+    own: tuple[Sizes, ...] = ()
     _prices: dict[Hashable, dict[Shape, Numbers]] = field(default_factory=dict)  # [class; forward, backward], unweighed
     _blocks: dict[int, dict[Sizes, Numbers]] = field(default_factory=dict)
     _floors: dict[tuple[Sizes, int], Floor] = field(default_factory=dict)
 
-    def with_rewrites(self, rewrites: Rewrites) -> Floors:
-        """The same of a plan's rewrites, too."""
-        return Floors(self.space, self.source_of, rewrites, self._prices) if rewrites else self
+    def of_plan(self, rewrites: Rewrites, mesh: Mesh) -> Floors:
+        """The same of a plan's rewrites and mesh, too."""
+        own = () if mesh.shape in self._sizes else (mesh.shape,)
+        return Floors(self.space, self.source_of, rewrites, own, self._prices) if rewrites or own else self
 
     def of(self, stages: int, micro_batches: int, mesh: Mesh | None = None) -> Floor:
         """Of so many stages and micro-batches, on one mesh or on any; infinite where there is no such program."""
@@ -196,7 +199,8 @@ class Floors:
         """Of the meshes that are asked about."""
         if self.space.is_bounded:
             return [()]
-        return list(dict.fromkeys(mesh.shape for p in self.space.stages for mesh in self.space.meshes(p)))
+        near = (mesh.shape for p in self.space.stages for mesh in self.space.meshes(p))
+        return list(dict.fromkeys((*near, *self.own)))
 
     def _of_blocks(self, source: SourceBlocks, fused: Fused | None) -> dict[Sizes, Numbers]:
         """By sizes [block; forward and backward, backward, forward, forward of the layers], weighed."""
