@@ -90,6 +90,7 @@ class Estimates:
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
         self._extras: dict[tuple[Candidate, str, Recompute], Extra] = {}
         self._sources: dict[int, SourceBlocks | None] = {}
+        self._limits: dict[Candidate, float] = {}
         self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
         self.floors = Floors(space, self.source)
 
@@ -199,6 +200,14 @@ class Estimates:
         """Bytes of a device."""
         return self.space.problem.memory_limit
 
+    def tighten(self, estimate: Estimate, needed_bytes: float) -> None:
+        """Have estimates of a candidate stay below what a device has, by as much as this one was below its plan."""
+        candidate = estimate.candidate
+        self._limits[candidate] = self._limit_of(candidate) * min(AIM, estimate.needed_bytes / needed_bytes)
+
+    def _limit_of(self, candidate: Candidate) -> float:
+        return self._limits.get(candidate, self.limit)
+
     def _least(self, candidate: Candidate, recompute: Recompute) -> float:
         return self.space.least_bytes(candidate.stages, candidate.micro_batches, recompute)
 
@@ -210,8 +219,8 @@ class Estimates:
         """
         candidate, mode = free.candidate, free.mode
         flight = held_at_once(candidate, free.inside, mode)
-        most = free.inside.held_bytes(flight)
-        room = most * self.limit / free.needed_bytes
+        limit, most = self._limit_of(candidate), free.inside.held_bytes(flight)
+        room = most * limit / free.needed_bytes
         large, small = (most, free), (0.0, free)
         digests = {free.inside.plan.pcg.digest}
         for _ in range(LIMITS):
@@ -231,12 +240,12 @@ class Estimates:
             else:
                 large = room, found
             if not small[1].fits:
-                room = large[0] * self.limit / large[1].needed_bytes
+                room = large[0] * limit / large[1].needed_bytes
                 continue
             over, under = large[1].needed_bytes, small[1].needed_bytes
-            share = min(0.9, max(0.1, (AIM * self.limit - under) / (over - under)))
+            share = min(0.9, max(0.1, (AIM * limit - under) / (over - under)))
             hoped_s = small[1].step_s - (small[1].step_s - large[1].step_s) * math.sqrt(share)
-            if under > FULL * self.limit or FASTER * hoped_s > below_s:
+            if under > FULL * limit or FASTER * hoped_s > below_s:
                 return
             room = small[0] + (large[0] - small[0]) * share
 
@@ -250,19 +259,20 @@ class Estimates:
         """The same, cut as is fastest, whether it fits or not."""
         whole = self._whole(one.candidate, one.inside, one.mode, one.extra)
         needed, step_s = whole.takes(whole.cut_freely())
-        return replace(one, needed_bytes=needed, step_s=step_s, fits=needed <= self.limit)
+        return replace(one, needed_bytes=needed, step_s=step_s, fits=needed <= self._limit_of(one.candidate))
 
     def _estimate(
         self, candidate: Candidate, inside: Inside, mode: Mode, room: float | None, extra: Extra
     ) -> Estimate | None:
         """None if a micro-batch's program has fewer pieces that train something than there are stages."""
         whole = self._whole(candidate, inside, mode, extra)
-        sizes = whole.cut(self.limit)
+        limit = self._limit_of(candidate)
+        sizes = whole.cut(limit)
         cut = sizes or whole.cut(math.inf)
         if cut is None:
             return None
         needed, step_s = whole.takes(cut)
-        fits, promising = sizes is not None, needed <= SLACK * self.limit
+        fits, promising = sizes is not None, needed <= SLACK * limit
         return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, promising)
 
     def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:

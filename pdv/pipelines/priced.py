@@ -1,4 +1,7 @@
-"""One candidate in full: its inside carried over to the whole program, cut and simulated. Entry: ``Pricer``."""
+"""One candidate in full: its inside carried over to the whole program, cut and simulated.
+
+Entry points: ``Pricer``; ``sliced``, ``hosted_bytes``: what was found, in another way.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pdv.memory import needed_bytes
+from ir.errors import NoPlanFitsError
+from pdv.memory import needed_bytes, step_memory
+from pdv.pcg.in_slices import workload_in_slices
 from pdv.pcg.resting import exchanged
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, Mixing, held_at_once, share
@@ -14,8 +19,10 @@ from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.mixing import Mixture, mix
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
-from pdv.problem.workload import FOLDED, Workload
+from pdv.problem.workload import FOLDED, IN_HALVES, ON_HOST, Workload, are_several
+from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
+from pdv.search.refusals import too_large
 from pdv.simulate.step import simulate
 
 ROUNDS = 3  # of a tighter limit, where a cut needs more than the sum of its values
@@ -160,3 +167,40 @@ class Pricer:
         plan = replace(inside.plan, stages=stages, execution=work.execution)
         needed = needed_bytes(work)
         return Found(estimate, plan, work, math.inf, needed, needed <= self.space.problem.memory_limit)
+
+
+def sliced(best: Found, count: int, states: int, limit: float) -> BestPlan:
+    """The best plan of whole micro-batches, whose passes are of slices: of its step no bound is known.
+
+    Raises:
+        NoPlanFitsError: if it does not fit so: each slice keeps a copy of what it reads of earlier ones.
+    """
+    made = best.work.execution
+    several = are_several(best.plan.stages.count, made.micro_batches * count)
+    execution = replace(made, moments=count, several=several)
+    work = workload_in_slices(replace(best.work, execution=execution))
+    needed = needed_bytes(work)
+    if needed > limit:
+        what = f"the plan found, in {count} slices, {too_large(needed, limit)}"
+        raise NoPlanFitsError(what, mend="Fewer --slices, or leave them out", needed_bytes=needed)
+    step_s = simulate(work).step_s
+    return replace(best.plan, execution=execution, step_s=step_s, lower_bound_s=0.0, states=states)
+
+
+def hosted_bytes(space: Space, found: Found) -> float | None:
+    """What a plan needs of a device with what its layers keep on the host; None where that may not be, or has no room.
+
+    Of a CPU the host's memory is its own.
+    """
+    candidate, mode = found.estimate.candidate, found.estimate.mode
+    on_cpu = any(entry.device.kind == "cpu" for entry in space.cluster.classes)
+    if on_cpu or mode.recompute not in ON_HOST or mode.order in IN_HALVES or not space.has_layers:
+        return None
+    own = pieces(found.plan.solution.graph)
+    stages = found.plan.stages
+    if stages.count == 1:
+        stages = stages_of(own, 1, (own.count,), layered=True)
+    hosted = workload(space, candidate, found.plan, stages, replace(mode, recompute=ON_HOST[mode.recompute]))
+    memory = step_memory(hosted)
+    has_room = all(one.host_bytes <= one.device.host_limit_bytes for one in memory.stages)
+    return memory.worst.least_bytes if has_room else None

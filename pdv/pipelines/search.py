@@ -12,24 +12,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
-from pdv.memory import needed_bytes, step_memory
-from pdv.pcg.in_slices import workload_in_slices
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import AGAIN, Estimate, Estimates, Mixing
-from pdv.pipelines.inside import Insides, workload
+from pdv.pipelines.inside import Insides
 from pdv.pipelines.pinned import FREE, Pinned
-from pdv.pipelines.pipeline import Mode, stages_of
-from pdv.pipelines.priced import Found, Pricer
+from pdv.pipelines.pipeline import Mode
+from pdv.pipelines.priced import Found, Pricer, hosted_bytes, sliced
 from pdv.problem import Problem
-from pdv.problem.workload import IN_HALVES, ON_HOST, Order, Recompute, are_several
-from pdv.schedule.pieces import pieces
+from pdv.problem.workload import Order, Recompute
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
@@ -46,6 +44,8 @@ ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more cl
 BOUNDING = 0.3  # of the time that there is, for the bound of what was found by then
 MIXED = 3  # candidates whose stages may differ
 TIED = 1.003  # times an estimate: what simulations may order otherwise
+ROUNDS = 3  # of estimates, as long as plans need more than they said
+MISLED = 1.02  # times what was hoped for, that the best may take and nothing else is looked for
 MADE = 4  # plans at most, once one fits
 ALIKE = 2  # numbers of micro-batches of them with the same stages on the same mesh: estimates of these err alike
 
@@ -87,7 +87,7 @@ def search_pipelines(
     if best is None or best.estimate.is_plain:
         return None
     if pinned.slices is not None:
-        return _sliced(best, pinned.slices, search.states, problem.memory_limit)
+        return sliced(best, pinned.slices, search.states, problem.memory_limit)
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
     end = now + budget_s
@@ -98,24 +98,6 @@ def search_pipelines(
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
 
 
-def _sliced(best: Found, count: int, states: int, limit: float) -> BestPlan:
-    """The best plan of whole micro-batches, whose passes are of slices: of its step no bound is known.
-
-    Raises:
-        NoPlanFitsError: if it does not fit so: each slice keeps a copy of what it reads of earlier ones.
-    """
-    made = best.work.execution
-    several = are_several(best.plan.stages.count, made.micro_batches * count)
-    execution = replace(made, moments=count, several=several)
-    work = workload_in_slices(replace(best.work, execution=execution))
-    needed = needed_bytes(work)
-    if needed > limit:
-        what = f"the plan found, in {count} slices, {too_large(needed, limit)}"
-        raise NoPlanFitsError(what, mend="Fewer --slices, or leave them out", needed_bytes=needed)
-    step_s = simulate(work).step_s
-    return replace(best.plan, execution=execution, step_s=step_s, lower_bound_s=0.0, states=states)
-
-
 def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
     """What is said where nothing that is as pinned fits."""
     mend = "Leave out --stages, --micro-batches, --schedule or --recompute, use more devices, or a smaller batch"
@@ -123,34 +105,22 @@ def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
         return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
     limit = space.problem.memory_limit
     what = f"the smallest plan found that is as pinned {too_large(nearest.needed_bytes, limit)}"
-    hosted = _hosted_bytes(space, nearest)
+    hosted = hosted_bytes(space, nearest)
     if hosted is not None and hosted <= limit:
         mend = f"With --offload activations it would fit ({MEMORY.format(hosted)} per device). {mend}"
     return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
 
 
-def _hosted_bytes(space: Space, found: Found) -> float | None:
-    """What a plan needs of a device with what its layers keep on the host; None where that may not be, or has no room.
-
-    Of a CPU the host's memory is its own.
-    """
-    candidate, mode = found.estimate.candidate, found.estimate.mode
-    on_cpu = any(entry.device.kind == "cpu" for entry in space.cluster.classes)
-    if on_cpu or mode.recompute not in ON_HOST or mode.order in IN_HALVES or not space.has_layers:
-        return None
-    own = pieces(found.plan.solution.graph)
-    stages = found.plan.stages
-    if stages.count == 1:
-        stages = stages_of(own, 1, (own.count,), layered=True)
-    hosted = workload(space, candidate, found.plan, stages, replace(mode, recompute=ON_HOST[mode.recompute]))
-    memory = step_memory(hosted)
-    has_room = all(one.host_bytes <= one.device.host_limit_bytes for one in memory.stages)
-    return memory.worst.least_bytes if has_room else None
-
-
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:
     """False if no plan for the whole batch at once can fit, however evenly everything is cut."""
     return Space(problem, cluster).least_bytes(1, 1) <= problem.memory_limit
+
+
+class Refuted(NamedTuple):
+    """An estimate of which no plan fits, and what the smallest needs."""
+
+    estimate: Estimate
+    needed_bytes: float
 
 
 @dataclass
@@ -184,12 +154,31 @@ class Search:
 
     def run(self) -> Found | None:
         """The best plan that fits: rewritten where that is another one than as written, of the best estimates."""
-        self._explore()
-        for mixing in self._mixings[:1]:
-            for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
-                self._keep(found)
         made: set[tuple[Candidate, Mode]] = set()
+        for _ in range(ROUNDS):
+            self._explore()
+            for mixing in self._mixings[:1]:
+                for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
+                    self._keep(found)
+            refuted = self._make_all(made)
+            if not self._was_misled(refuted):
+                break
+            for estimate, needed in refuted:
+                made.discard((estimate.candidate, estimate.mode))
+                self.known.pop(estimate.candidate, None)
+                self.estimates.tighten(estimate, needed)
+        plain = min((one for one in self._all if one.is_plain and one.fits), key=lambda one: one.step_s, default=None)
+        if plain is not None and self.best is not None and plain.step_s < self.best.step_s:
+            self._make(plain, self.estimates.insides)  # what estimates of pipelines leave out it may not have
+        if self.best is not None:
+            for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
+                self._keep(found)
+        return self.best
+
+    def _make_all(self, made: set[tuple[Candidate, Mode]]) -> list[Refuted]:
+        """Make the best estimates: those of which no plan fits. made: what was made before, and is now, too."""
         done: dict[tuple[Candidate, Recompute, Order], float] = {}
+        refuted: list[Refuted] = []
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
@@ -200,15 +189,21 @@ class Search:
                 continue
             if self.best is None or len(alike) <= ALIKE:
                 made.add(kind)
-                if (not self.late and self._make(one, self._rewritten)) or self._make(one, self.estimates.insides):
-                    done.setdefault(turns, one.step_s)  # of more or fewer stages on each rank the fastest
-        plain = min((one for one in self._all if one.is_plain and one.fits), key=lambda one: one.step_s, default=None)
-        if plain is not None and self.best is not None and plain.step_s < self.best.step_s:
-            self._make(plain, self.estimates.insides)  # what estimates of pipelines leave out it may not have
-        if self.best is not None:
-            for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
-                self._keep(found)
-        return self.best
+                ways = [self.estimates.insides] if self.late else [self._rewritten, self.estimates.insides]
+                needed = math.inf
+                for insides in ways:
+                    needed = min(needed, self._make(one, insides))
+                    if needed <= self.limit:
+                        done.setdefault(turns, one.step_s)  # of more or fewer stages on each rank the fastest
+                        break
+                else:
+                    refuted += [Refuted(one, needed)] if one.promising else []
+        return refuted
+
+    def _was_misled(self, refuted: Sequence[Refuted]) -> bool:
+        """Whether estimates that do not hold kept others, which may be better than what was found, from being tried."""
+        hoped_s = min((one.step_s for one, _ in refuted), default=math.inf)
+        return not self.late and hoped_s < math.inf and (self.best is None or MISLED * hoped_s < self.best.step_s)
 
     def _mixed(self) -> list[Mixing]:
         """Plans whose stages differ, the best first, of what is fastest and does not fit if all stages have it."""
@@ -222,13 +217,18 @@ class Search:
                 near.append(self.estimates.mixed(free, BETTER * best_s))
         return sorted(filter(None, near), key=lambda one: one.mixture.step_s)
 
-    def _make(self, estimate: Estimate, insides: Insides) -> bool:
-        """Whether a plan of an estimate, with one of the insides, fits; the best is kept."""
-        fits = False
+    def _make(self, estimate: Estimate, insides: Insides) -> float:
+        """Bytes that plans of an estimate need at least, with one of the insides; the best is kept."""
+        needed = math.inf
         for found in Pricer(self.space, insides, self.estimates.short).found(estimate):
             self._keep(found)
-            fits = fits or found.fits
-        return fits
+            needed = min(needed, found.needed_bytes)
+        return needed
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a device."""
+        return self.space.problem.memory_limit
 
     @property
     def late(self) -> bool:
