@@ -82,7 +82,7 @@ def search_pipelines(
     now = time.thread_time()
     search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
-    if best is None and not pinned.allows_whole:
+    if best is None and (search.nearest is not None or not pinned.allows_whole):
         raise _too_large(space, search.nearest)
     if best is None or best.estimate.is_plain:
         return None
@@ -100,15 +100,26 @@ def search_pipelines(
 
 def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
     """What is said where nothing that is as pinned fits."""
-    mend = "Leave out --stages, --micro-batches, --schedule or --recompute, use more devices, or a smaller batch"
+    pinned, mend = space.pinned.says_how, "Use more devices, or a smaller batch"
+    if pinned:
+        mend = f"Leave out --stages, --micro-batches, --schedule or --recompute. {mend}"
     if nearest is None:
         return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
     limit = space.problem.memory_limit
-    what = f"the smallest plan found that is as pinned {too_large(nearest.needed_bytes, limit)}"
+    kind = " that is as pinned" if pinned else f", of {_how_it_runs(nearest)},"
+    what = f"the smallest plan found{kind} {too_large(nearest.needed_bytes, limit)}"
     hosted = hosted_bytes(space, nearest)
     if hosted is not None and hosted <= limit:
         mend = f"With --offload activations it would fit ({MEMORY.format(hosted)} per device). {mend}"
     return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
+
+
+def _how_it_runs(found: Found) -> str:
+    """In how many parts, in words."""
+    candidate, again = found.estimate.candidate, found.estimate.mode.recompute != "none"
+    parts = ((candidate.stages, "stage"), (candidate.micro_batches, "micro-batch"))
+    each = (f"{count} {name}{'' if count == 1 else 'es' if name.endswith('ch') else 's'}" for count, name in parts)
+    return " and ".join(each) + (", recomputed" if again else "")
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:

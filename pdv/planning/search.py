@@ -19,6 +19,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.cluster.routing.arrangements import arrangements
 from pdv.guard import Progress
+from pdv.memory import needed_bytes
 from pdv.pins import PinSet
 from pdv.pins.conflict import contradiction
 from pdv.pins.kept import check_kept
@@ -109,37 +110,96 @@ def search_problems(
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
-    # Products are small here: threads of BLAS that wait for the next one would take a core each.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with threadpool_limits(limits=1, user_api="blas"):  # products are small: threads that wait would take a core each
         started, deadline = time.thread_time(), time.thread_time() + effort.budget_s
         plain, never = pins is None and problems[0].pins == Pins(), pipelines == "never"
         _check_alone(not pinned.says_how or ((plain or inside is not None) and not never))
         may = plain and cluster.mesh is None and effort.search == config.SEARCH and not never
-        asked = partial(_search_pipelines, problems, cluster, pinned=pinned, pins=pins, inside=inside)
         first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
-        if first and (result := asked(effort, progress=progress)) is not None:
+        refused: list[NoPlanFitsError] = []
+        in_parts = partial(_in_parts, problems, cluster, pinned, pins, inside, progress, refused)
+        if first and (result := in_parts(effort)) is not None:
             return _timed(result, started)
         try:
             return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
         except NoPlanFitsError as error:
             if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
                 raise
-            if may and not first and (result := asked(effort.until(deadline), progress=progress)) is not None:
+            if may and not first and (result := in_parts(effort.until(deadline))) is not None:
                 return _timed(result, started)
-            if again is None:
-                raise
-            raise _with_remedies(error, again, problems[0], cluster, progress) from error
+            needs = partial(_needs, effort=effort, pinned=pinned) if may else None
+            raise _refusal([error, *refused], again, problems[0], cluster, progress, needs) from error
 
 
-def _with_remedies(
-    error: NoPlanFitsError, again: Again, problem: Problem, cluster: Cluster, progress: Progress
+def _in_parts(
+    problems: Sequence[Problem],
+    cluster: Cluster,
+    pinned: Pinned,
+    pins: str | None,
+    inside: PinSet | None,
+    progress: Progress,
+    refused: list[NoPlanFitsError],
+    effort: Effort,
+) -> BestPlan | None:
+    """The best plan in parts; None where none fits, and the batch as a whole is still to be tried.
+
+    Raises:
+        NoPlanFitsError: if it is not; else it is among ``refused`` then.
+    """
+    try:
+        return _search_pipelines(problems, cluster, effort, progress=progress, pinned=pinned, pins=pins, inside=inside)
+    except NoPlanFitsError as error:
+        if not pinned.allows_whole:
+            raise
+        refused.append(error)
+        return None
+
+
+def _refusal(
+    refused: Sequence[NoPlanFitsError],
+    again: Again | None,
+    problem: Problem,
+    cluster: Cluster,
+    progress: Progress,
+    needs: Callable[..., float | None] | None,
 ) -> NoPlanFitsError:
-    """The refusal, with what would help."""
+    """That of the smallest plan, with what would help where that is asked.
+
+    needs: of plans with stages and micro-batches, where they are allowed.
+    """
+    error = min(refused, key=lambda one: one.needed_bytes)
+    if again is None:
+        return error
     from pdv.report.remedies import find_remedies, with_remedies
 
     progress("looking for what would fit", None)
-    remedies = find_remedies(again, problem.graph, cluster, error, problem.memory_limit)
+    remedies = find_remedies(again, problem.graph, cluster, error, problem.memory_limit, needs)
     return with_remedies(error, remedies)
+
+
+def _needs(
+    problems: Sequence[Problem],
+    cluster: Cluster,
+    within_s: float,
+    *,
+    effort: Effort,
+    pinned: Pinned,
+    hosted: bool = False,
+) -> float | None:
+    """Bytes of a device that the best plan takes, or else the smallest; None if none was met.
+
+    hosted: layers may leave on the hosts what they keep.
+    """
+    from pdv.report.loaded import workload_of_found
+
+    how, less = replace(pinned, activations="either") if hosted else pinned, replace(effort, budget_s=within_s)
+    try:
+        found = search_problems(
+            problems, cluster, less, None, lambda *_: None, None, pipelines="always", pinned=how
+        ).found
+    except NoPlanFitsError as error:
+        return None if math.isinf(error.needed_bytes) else error.needed_bytes
+    return needed_bytes(workload_of_found(found, found.on(cluster)))
 
 
 def _timed(found: BestPlan, started: float) -> SearchResult:
@@ -193,7 +253,7 @@ def _search_pipelines(
             one = None
         ways.append(one and replace(one, places=ordered.places))
     if len(refused) == len(orders):
-        raise refused[0]
+        raise min(refused, key=lambda one: one.needed_bytes)
     found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
     if found is None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
@@ -40,6 +41,10 @@ HOSTED: tuple[tuple[Recompute, str], ...] = (
 
 Problems = Callable[[Graph, Cluster], Sequence[Problem]]
 """The problems of a graph on a cluster, one a mesh; limits and mode as the user asked."""
+Needs = Callable[..., float | None]
+"""What the best of all plans of problems on a cluster needs, within seconds; ``hosted``: layers may keep on hosts."""
+Need = Callable[..., float | None]
+"""The same of a graph on a cluster, asked by ``Problems``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +86,35 @@ def with_remedies(error: NoPlanFitsError, remedies: Sequence[Remedy]) -> NoPlanF
 
 
 def find_remedies(
-    problems: Problems, graph: Graph, cluster: Cluster, error: NoPlanFitsError, limit: float
+    problems: Problems,
+    graph: Graph,
+    cluster: Cluster,
+    error: NoPlanFitsError,
+    limit: float,
+    needs: Needs | None = None,
 ) -> list[Remedy]:
-    """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried."""
+    """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried.
+
+    needs: of plans in stages and micro-batches, some of them recomputed, where the search was over these.
+    """
     found: list[Remedy] = []
+    need = _smallest if needs is None else partial(_in_parts, needs)
     if problems(graph, cluster)[0].train:
-        found += _mildest(_accumulate(problems, graph, cluster, limit))
-        found += in_layers(error, cluster, limit)
-        found += _offload(problems, graph, cluster, limit)
+        if needs is None:
+            found += _mildest(_accumulate(problems, graph, cluster, limit))
+            found += in_layers(error, cluster, limit)
+        found += _offload(problems, graph, cluster, limit, need)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
-        narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
+        narrow = need(problems, with_dtype(graph, DType.BF16), cluster)
         found += [] if narrow is None else [Remedy("--dtype bfloat16", narrow, narrow <= limit)]
-    found += _mildest(_larger(problems, graph, cluster, error.needed_bytes, limit))
+    found += _mildest(_larger(problems, graph, cluster, error.needed_bytes, limit, need))
     return found
+
+
+def _in_parts(
+    needs: Needs, problems: Problems, graph: Graph, cluster: Cluster, *, hosted: bool = False
+) -> float | None:
+    return needs(problems(graph, cluster), cluster, WITHIN_S, hosted=hosted)
 
 
 def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
@@ -145,8 +166,11 @@ def in_layers(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Re
     return found
 
 
-def _offload(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> list[Remedy]:
-    """The optimizer in the memory of the hosts, where that is another one and is not done yet."""
+def _offload(problems: Problems, graph: Graph, cluster: Cluster, limit: float, need: Need) -> list[Remedy]:
+    """The optimizer in the memory of the hosts, where that is another one and is not done yet.
+
+    What layers keep, too, in plans in parts.
+    """
     devices = [entry.device for entry in cluster.classes]
 
     def there(graph: Graph, cluster: Cluster) -> list[Problem]:
@@ -155,18 +179,20 @@ def _offload(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -
     first = problems(graph, cluster)[0]
     if first.precision.on_host or any(device.kind == "cpu" for device in devices):
         return []
-    needed = _smallest(there, graph, cluster)
+    needed = need(there, graph, cluster, hosted=True)
     return [] if needed is None else [Remedy("--allow offload, the optimizer on the hosts", needed, needed <= limit)]
 
 
-def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float) -> Iterator[Remedy]:
+def _larger(
+    problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float, need: Need
+) -> Iterator[Remedy]:
     """More of the same nodes, by powers of two from where all would fit if it were cut evenly; not of a lone device."""
     if not cluster.levels:  # nobody says what would join it with others
         return
     times = 2 ** max(1, math.ceil(math.log2(needed / limit))) if 0 < needed < math.inf else 2
     while times <= MOST_DEVICES:
         larger = multiply_nodes(cluster, times)
-        found = _smallest(problems, graph, larger)
+        found = need(problems, graph, larger)
         if found is not None:
             yield Remedy(f"{larger.num_devices} devices", found, found <= limit)
         times *= 2
@@ -199,8 +225,11 @@ def multiply_nodes(cluster: Cluster, times: int) -> Cluster:
     )
 
 
-def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1) -> float | None:
-    """What the best plan that fits needs, or else the smallest one; None if no plan was found at all."""
+def _smallest(
+    problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1, *, hosted: bool = False
+) -> float | None:
+    """What the best plan of the whole batch that fits needs, or else the smallest; None if no plan was found at all."""
+    del hosted  # layers of one stage are told of by ``in_layers``
 
     def of(found: BestPlan) -> float:
         work = _work(found, cluster)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
+
+from ir.errors import NoPlanFitsError
 from ir.types import DType
 from pdv.cluster import Cluster, load_cluster
 from pdv.frontend.arch.description import arch
@@ -46,3 +49,30 @@ def test_all_meshes_of_the_whole_batch_are_looked_at() -> None:
     cluster = load_cluster({"name": "many", "nodes": [node]})
     sizes = "llama:layers=4,hidden=2048,heads=16,kv_heads=4,seq=1024,vocab=32000"
     assert step_s(cluster, sizes, 30) <= 1.01 * step_s(cluster, sizes, 30, pipelines="never")
+
+
+def test_plans_that_need_more_than_was_estimated_do_not_keep_others_from_being_found() -> None:
+    """Three stages are estimated to fit, by 0.1 GiB, and do not; six, recomputed, do."""
+    node = {"count": 3, "devices": 2, "device": "rtx-3090", "link": "nvlink3"}
+    cluster = load_cluster({"name": "tight", "nodes": [node], "network": "ib-ndr"})
+    assert step_s(cluster, "gpt3-13b", 128) <= 1.01 * step_s(cluster, "gpt3-13b", 128, Pinned(stages=6))
+
+
+def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
+    node = {"count": 32, "devices": 8, "device": A100, "link": "nvlink3"}
+    cluster = load_cluster({"name": "large", "nodes": [node], "network": "ib-hdr"})
+    assert step_s(cluster, "gpt3-13b", 128) < 1.0
+
+
+def test_a_refusal_is_of_the_smallest_plan_and_names_what_would_fit() -> None:
+    node = {"count": 2, "devices": 3, "device": "t4", "link": "pcie4"}
+    cluster = load_cluster({"name": "small", "nodes": [node], "network": "ethernet-100g"})
+    ask = partial(plan_problems, mode="train", rules=())
+    problems = ask(graph(arch("gpt3-13b"), 96, DType.BF16), cluster)
+    with pytest.raises(NoPlanFitsError) as refused:
+        search_problems(problems, cluster, Effort("backtrack", 60.0), None, lambda *_: None, ask, pipelines="always")
+    assert refused.value.needed_bytes < 2 * problems[0].memory_limit
+    assert "of 6 stages and 96 micro-batches, recomputed" in str(refused.value)
+    assert [way["fits"] for way in refused.value.ways] == [True, True]
+    assert "--allow offload" in str(refused.value)
+    assert "12 devices" in str(refused.value)
