@@ -98,7 +98,8 @@ class Program:
     operators that are run as they are, each ``op at where``; ``names``: what the source's state has besides the stored
     tensors, as views of these; ``joint``: stored tensors that it has only in views; ``left_out``: tensors of
     zeros that the source has not, or of one number that it reads as a constant, too; ``absent``:
-    parameters that others were computed of in the source; ``held``: all
+    parameters that others were computed of in the source; ``untold``: stored tensors that may be more or less than
+    parameters of it, and what is not known of them; ``held``: all
     parameters that it lacks, if its constants hold what was computed of them; ``sines``: trained tables of sines of
     positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
     ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, a number
@@ -120,6 +121,7 @@ class Program:
     joint: frozenset[str] = field(default=frozenset(), compare=False)
     left_out: frozenset[str] = field(default=frozenset(), compare=False)
     absent: tuple[str, ...] = field(default=(), compare=False)
+    untold: Mapping[str, str] = field(default_factory=dict, compare=False)
     held: tuple[str, ...] = field(default=(), compare=False)
     sines: tuple[str, ...] = field(default=(), compare=False)
     drawn: Mapping[str, float | bool | Drawn] = field(default_factory=dict, compare=False)

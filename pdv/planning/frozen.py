@@ -41,6 +41,7 @@ def freeze(program: Program, patterns: str | Sequence[str]) -> Program:
     return replace(
         program.map(lambda graph: _with_frozen(graph, chosen)),
         absent=tuple(name for name in program.absent if name not in staying),
+        untold={name: what for name, what in program.untold.items() if name not in chosen},
         sines=tuple(name for name in program.sines if name not in chosen),
         frozen=program.frozen.union(name for name, source in names.items() if source in chosen),
     )

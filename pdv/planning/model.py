@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +54,7 @@ def read_model(
         UsageError: naming a pattern by which nothing is frozen.
     """
     program, reading = _read_checked(model, inputs, progress, train=train, check=check, **sizes)
-    if train and weights is not None and isinstance(model, str | os.PathLike) and (program.absent or program.folded):
+    if train and weights is not None and isinstance(model, str | os.PathLike) and is_doubtful(program):
         program, reading = _read_proved(program, reading, model, Path(weights), check=check, **sizes)
     if strict and program.opaque:
         raise UnsupportedOperatorsError(program.opaque)
@@ -180,6 +181,11 @@ def state_document(program: Program) -> dict[str, dict[str, object]]:
     return {"state": state} if state else {}
 
 
+def is_doubtful(program: Program) -> bool:
+    """Whether training the program might not train the model, as far as the file says."""
+    return bool(program.absent or program.untold or program.folded)
+
+
 def check_trained(program: Program) -> None:
     """Whether training the program trains the model.
 
@@ -188,8 +194,8 @@ def check_trained(program: Program) -> None:
     """
     if program.folded:
         raise _folded(program.folded)
-    if program.absent:
-        raise _computed(program.absent)
+    if program.absent or program.untold:
+        raise _computed((*program.absent, *program.untold.values()), tuple(program.untold))
     if not any(param.attr("trainable") for param in program.graph.params):
         raise ModelError(
             ": ".join(("the model has no parameters to train", *program.doubts[:1])),
@@ -228,14 +234,20 @@ def _folded(norms: Sequence[str]) -> ModelError:
     )
 
 
-def _computed(parameters: Sequence[str]) -> ModelError:
+def _computed(parameters: Sequence[str], stored: Sequence[str]) -> ModelError:
+    ways = [f"--freeze {shlex.quote(name)}" for name in stored]
+    freezing = (
+        f"{' '.join(ways[:3])}{' …' if len(ways) > 3 else ''} leaves these as they are"
+        if ways
+        else ("name them by --freeze, if none of them is trained")
+    )
     some = ", ".join(parameters[:3]) + (", …" if len(parameters) > 3 else "")
     return ModelError(
         f"parameters of the module are not in the file ({some}): the exporter computed with them, or took them for "
         "others that have the same values, and they would not be trained",
         "Files that have all parameters; for inference (--mode infer) any",
         "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx; or "
-        f"name them by --freeze, if none of them is trained; {_PROOF}",
+        f"{freezing}; {_PROOF}",
     )
 
 

@@ -59,7 +59,8 @@ def run_file(
     _without_chance(read, drawn)
     if all(each.key != OURS for each in read.metadata_props):
         _smooth_labels(read.graph)
-    return _run(with_inputs(read, stored), path, {**inputs, **stored}, points, (judge,))
+    given = {name: np.asarray(x) for name, x in {**inputs, **stored}.items()}  # a number of no dims is no array
+    return _run(with_inputs(read, stored), path, given, points, (judge,))
 
 
 def _without_chance(proto: onnx.ModelProto, drawn: Mapping[str, float | bool | Drawn]) -> None:

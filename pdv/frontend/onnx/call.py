@@ -247,6 +247,11 @@ class Call:
             return tuple(int(v) for v in self.array(index).reshape(-1))
         return tuple(self.attrs[attr]) if attr in self.attrs else None
 
+    def reduced(self) -> tuple[int, ...] | None:
+        """The axes along which it reduces: all, if they are empty; None: along none."""
+        stays, axes = self.attrs.get("noop_with_empty_axes", 0), self.ints(1, "axes") or ()
+        return None if stays and not axes else axes
+
     def axis(self, name: str = "axis", *, end: bool = False) -> int:
         """An attribute that numbers a dim of operand 0, from the front; ``end``: or the place behind the last.
 

@@ -31,11 +31,11 @@ from pdv.frontend.onnx.origins.signature import (
     zeros,
 )
 from pdv.frontend.onnx.origins.undone import CHANCE, is_chance
-from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
+from pdv.frontend.onnx.origins.unnamed import is_of_torch, may_be_another, of_unknown_origin, was_constant
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
-ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
+ANONYMOUS = ("onnx::", "val_", "/")  # what exporters call tensors that they computed
 _SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
 _LEAST = 64  # elements of a tensor, below which all of them tell whether its values are chance
 _FLOATS = {onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16}
@@ -52,6 +52,7 @@ class Mended:
         notes: all of it in words.
         doubts: what training would do without, in words.
         absent: parameters that the file has not, and that cannot be had back.
+        untold: tensors of the file that nobody knows what they were made of -> what is not known, in words.
         held: all that the file has not, where constants alone hold what was computed of them; else none.
         shared: parameters that the file reads in the place of a constant, too, be it as another that is equal.
     """
@@ -62,6 +63,7 @@ class Mended:
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    untold: dict[str, str] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
 
@@ -72,8 +74,9 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
     stored: the tensors of the module that was exported, by which is known what was computed of them.
     """
     found = Mended()
-    if model.producer_name != "pytorch":
+    if not is_of_torch(model):
         return found
+    own = {*model.graph.initializers}
     _put_back(model, found)
     signature = Signature.of(model.graph)
     if signature is not None:
@@ -96,7 +99,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         _separate(model.graph, found)
     _tie(model.graph, found)
     if signature is None:
-        found.absent += of_unknown_origin(model.graph)
+        found.untold |= {name: what for name, what in of_unknown_origin(model.graph).items() if name in own}
     _rename(model.graph, signature, found)
     if signature is not None:
         constants = {_held_as(name, found) for name in part_constants(signature, model.graph)}
@@ -242,6 +245,7 @@ def _stored(graph: onnx_ir.Graph) -> list[onnx_ir.Value]:
         and value.metadata_props.get(KIND, "PARAMETER") == "PARAMETER"
         and len(value.const_value.shape) > 0
         and value.const_value.size > 1
+        and not was_constant(value.name or "")
     ]
 
 

@@ -79,9 +79,7 @@ def _align(function: onnx.FunctionProto, model: onnx.ModelProto) -> None:
         if imported.domain not in ("", "ai.onnx") or version == imported.version:
             continue
         for node in nodes:
-            if node.domain in ("", "ai.onnx") and _since(node.op_type, version) != _since(
-                node.op_type, imported.version
-            ):
+            if node.domain in ("", "ai.onnx") and _form(node.op_type, version) != _form(node.op_type, imported.version):
                 raise ModelError(
                     f"function {function.domain}::{function.name} has {node.op_type} of opset {imported.version}, "
                     f"which is another one in the file's opset {version}",
@@ -91,9 +89,15 @@ def _align(function: onnx.FunctionProto, model: onnx.ModelProto) -> None:
         imported.version = version
 
 
-def _since(op: str, opset: int) -> int:
-    """The opset in which an operator became what it is; 0 for what is none."""
+def _form(op: str, opset: int) -> tuple[object, ...]:
+    """What an operator takes and gives, and what its attributes are where they are left out; nothing of what is none.
+
+    Versions of one form differ in the types that they take.
+    """
     try:
-        return int(onnx.defs.get_schema(op, opset, "").since_version)
+        schema = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
-        return 0
+        return ()
+    operands = tuple((each.name, each.option) for each in (*schema.inputs, *schema.outputs))
+    attributes = [(x.name, x.type, x.required, x.default_value.SerializeToString()) for x in schema.attributes.values()]
+    return operands, sorted(attributes, key=lambda x: x[0]), schema.deprecated

@@ -35,16 +35,16 @@ from pdv.frontend.onnx.call import (
     Uniform,
     Value,
     as_tensor,
-    in_torch,
     inputs_of,
 )
 from pdv.frontend.onnx.exported import KIND, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
-from pdv.frontend.onnx.operators import HANDLERS
+from pdv.frontend.onnx.operators import handler_of, is_standard, title_of
 from pdv.frontend.onnx.origins.doubts import doubts, folded_norms
 from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.origins.sines import tables_of_sines
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_of_torch, was_constant
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn, of_noise
 from pdv.frontend.onnx.readers.rows import of_rows
@@ -54,10 +54,8 @@ from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_t
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, compared, may_be_sizes, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
-from pdv.frontend.registered import IN_TORCH
 
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
-STANDARD = ("", "ai.onnx")
 MIN_OPSET = 7  # before it, operands are broadcast by attributes
 
 
@@ -83,9 +81,9 @@ def load_onnx(
     program, stored, notes = lowering.run(), partial(stored_of, mended), tuple(mended.notes)
     lowering.sizes.check_used()
     program = replace(
-        program, known=known, notes=notes, doubts=(*asked, *mended.doubts), as_stored=stored,
+        program, untold=mended.untold, notes=notes, doubts=(*asked, *mended.doubts), as_stored=stored,
         left_out=frozenset([*mended.shared, *(name for name, place in mended.merged.items() if place is None)]),
-        absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
+        absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn, known=known,
         folded=tuple(folded_norms(model)), sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
     )  # fmt: skip
 
@@ -125,6 +123,7 @@ class _ModelLowering:
         self.sizes = sizes
         self.known = known
         self.signature = Signature.of(model.graph)
+        self.of_torch = is_of_torch(model)
         self.asked: dict[str, None] = {}  # inputs whose values readers would have to know
         self.k = Lowering()
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
@@ -220,8 +219,10 @@ class _ModelLowering:
         state = state or (kind == "BUFFER" and KIND not in value.metadata_props)
         if kind is None:
             is_statistic = any(u.node.op_type == "BatchNormalization" and u.idx in (3, 4) for u in value.uses())
-            is_number = not tensor.shape.rank() and (self.model.producer_name != "pytorch" or "onnx::" in name)
-            kind = "BUFFER" if is_statistic or is_number else "PARAMETER"
+            is_table = any(u.node.op_type == "RotaryEmbedding" and u.idx > 0 for u in value.uses())
+            is_number = not tensor.shape.rank() and (self.model.producer_name != TORCH or is_computed(name))
+            is_known = is_number or is_table or was_constant(name)
+            kind = "BUFFER" if is_statistic or is_known else "PARAMETER"
             state = is_statistic
         dtype = self._dtype(value)
         self.k.name = name
@@ -245,13 +246,13 @@ class _ModelLowering:
         where = f"node {node.name!r}" if node.name else f"the node giving {node.outputs[0].name!r}"
         operands = tuple(None if x is None else self._read(x, where) for x in node.inputs)
         blocked = any(x is not None and value is None for x, value in zip(node.inputs, operands, strict=True))
-        title = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        title = title_of(node)
         results: tuple[Value | None, ...] = ()
         try:
             if not blocked:
                 self.k.name = node.outputs[0].name or ""
                 results = self._lower(node, operands)
-            elif self._handler(node) is None:
+            elif handler_of(node) is None:
                 raise Unsupported("")  # list it too, though it is below another one
         except Unsupported as reason:
             if isinstance(reason, NeedsValueError):
@@ -270,20 +271,16 @@ class _ModelLowering:
             if self.values[output] is None and not blocked and (output.uses() or output.is_graph_output()):
                 self.unsupported[f"{title} at {where} (output {index})"] = None
 
-    @staticmethod
-    def _handler(node: onnx_ir.Node) -> Handler | None:
-        if node.domain in STANDARD:
-            return HANDLERS.get(node.op_type)
-        function = IN_TORCH.get(f"{node.domain}::{node.op_type}")
-        return None if function is None else partial(in_torch, function)
-
     def _lower(self, node: onnx_ir.Node, operands: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
-        handler = self._handler(node)
-        if node.domain not in STANDARD:
+        handler = handler_of(node)
+        if not is_standard(node):
             if handler is None:
                 raise Unsupported("pdv.register_operator(..., onnx=...) says what it is in torch")
-            names = {name: attr.value for name, attr in node.attributes.items()}
-            found = handler(Call(self.k, Operands(operands), Attributes(names, {}), self.opset, False, (), node))
+            given = Attributes({name: attr.value for name, attr in node.attributes.items()}, {})
+            names = [(each and each.name) or "" for each in node.inputs]
+            call = Call(self.k, Operands(operands), given, self.opset, False, names, node)
+            found = handler(call)
+            call.check_all_read()
             return found if isinstance(found, tuple) else (found,)
         schema = schema_of(node.op_type, self.opset)
         check_form(schema, node)
@@ -366,8 +363,7 @@ class _ModelLowering:
     def _call(self, schema: OpSchema, node: onnx_ir.Node, operands: Sequence[Value | None]) -> Call:
         attrs = Attributes({name: attr.value for name, attr in node.attributes.items()}, defaults_of(schema))
         names = [each.name for each in schema.inputs]
-        pytorch = self.model.producer_name == "pytorch"
-        return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, node)
+        return Call(self.k, Operands(operands), attrs, self.opset, self.of_torch, names, node)
 
 
 def _made(call: Call, operands: Sequence[Value | None], handler: Handler) -> Any:  # Any: as handlers give it

@@ -1,16 +1,18 @@
 """What each ONNX operator becomes. One line per operator; the decisions are in `lowering` and `layers`.
 
 Handlers take a `Call` and give one node, or a tuple of one entry per output. Opsets 11 to 24 are read; where an
-attribute became an input, both are looked at. Entry point: `HANDLERS`.
+attribute became an input, both are looked at. Entry points: `handler_of`, `is_standard`, `title_of`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import ml_dtypes
 import numpy as np
+import onnx_ir
 
 from ir.graph import Node
 from ir.types import DType
@@ -18,11 +20,12 @@ from pdv.frontend import layers, masks
 from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
-from pdv.frontend.onnx.call import Call, Handler, NanMask
+from pdv.frontend.onnx.call import Call, Handler, NanMask, in_torch
 from pdv.frontend.onnx.readers import (
     as_torch,
     draws,
     functions,
+    fused,
     known,
     logic,
     quantized,
@@ -32,6 +35,7 @@ from pdv.frontend.onnx.readers import (
     windows,
 )
 from pdv.frontend.onnx.schema import dtype_of
+from pdv.frontend.registered import IN_TORCH
 
 
 def unary(op: str) -> Handler:
@@ -109,10 +113,8 @@ def reduce(op: str) -> Handler:
     """Axes as operand or attribute; without any, all, unless noop_with_empty_axes."""
 
     def handle(c: Call) -> Node:
-        axes = c.ints(1, "axes") or ()
-        if not axes and c.attrs.get("noop_with_empty_axes", 0):
-            return c[0]
-        return c.k.reduce(op, c[0], axes, bool(c.attrs.get("keepdims", 1)))
+        axes = c.reduced()
+        return c[0] if axes is None else c.k.reduce(op, c[0], axes, bool(c.attrs.get("keepdims", 1)))
 
     return handle
 
@@ -120,10 +122,11 @@ def reduce(op: str) -> Handler:
 def gemm(c: Call) -> Node:
     """alpha A B + beta C, A and B transposed on demand."""
     k, a, b, bias = c.k, c[0], c[1], c.get(2)
+    alpha, beta = c.attrs.get("alpha", 1.0), c.attrs.get("beta", 1.0)
     a = k.permute(a, (1, 0)) if c.attrs.get("transA", 0) else a
     w = b if c.attrs.get("transB", 0) else k.permute(b, (1, 0))
-    y = k.scale(k.apply("linear", a, w), c.attrs.get("alpha", 1.0))
-    return y if bias is None or layers.is_constant(k, bias, 0) else k.add(y, k.scale(bias, c.attrs.get("beta", 1.0)))
+    y = k.scale(k.apply("linear", a, w), alpha)
+    return y if bias is None or layers.is_constant(k, bias, 0) else k.add(y, k.scale(bias, beta))
 
 
 def softmax(op: str) -> Handler:
@@ -197,6 +200,7 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     )
 
 
+STANDARD = ("", "ai.onnx")
 _UNARY = ("Neg", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh", "Sigmoid", "Erf", "Abs", "Reciprocal", "Relu")
 
 HANDLERS: Mapping[str, Handler] = {
@@ -251,3 +255,24 @@ HANDLERS: Mapping[str, Handler] = {
     **windows.READERS,
     **as_torch.READERS,
 }
+
+FUSED: Mapping[str, Handler] = {**fused.FUSED, f"{fused.DOMAIN}::FusedGemm": fused.fused_gemm(gemm)}
+
+
+def title_of(node: onnx_ir.Node) -> str:
+    """An operator's name, with its domain, if that is not ONNX's own."""
+    return node.op_type if node.domain in STANDARD else f"{node.domain}::{node.op_type}"
+
+
+def is_standard(node: onnx_ir.Node) -> bool:
+    """Whether ONNX has a schema for a node, or should have."""
+    return node.domain in STANDARD and node.op_type not in FUSED
+
+
+def handler_of(node: onnx_ir.Node) -> Handler | None:
+    """What reads a node; None if nothing does. What a user said of an operator goes first."""
+    title = title_of(node)
+    if is_standard(node):
+        return HANDLERS.get(title)
+    function = IN_TORCH.get(title)
+    return FUSED.get(title) if function is None else partial(in_torch, function)

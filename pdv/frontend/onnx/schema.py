@@ -17,6 +17,7 @@ from ir.types import DType
 from pdv.frontend.lowering import Unsupported
 
 OpSchema = onnx.defs.OpSchema
+_EARLIER = {"LayerNormalization": 17}  # ONNX Runtime writes them into files of opsets that have none yet
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 _NAMES = {
     DType.F64: "double",
@@ -36,7 +37,7 @@ def schema_of(op: str, opset: int) -> OpSchema:
         Unsupported: if there is no such operator, or no longer.
     """
     try:
-        schema = onnx.defs.get_schema(op, opset, "")
+        schema = onnx.defs.get_schema(op, max(opset, _EARLIER.get(op, 0)), "")
     except onnx.defs.SchemaError:
         raise Unsupported(f"opset {opset} has no such operator") from None
     if schema.deprecated:

@@ -5,7 +5,7 @@ Entry points: ``branch_of``, ``unroll``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -113,7 +113,8 @@ def may_be_sizes(node: Node) -> bool:
 def compared(k: Lowering, op: str, operands: Sequence[Value | None]) -> list[tuple[list[Any], ...]]:  # Any: numbers
     """What known numbers that may be sizes are compared with, or divided by: at sizes where they are others, what
     comes of it may be another function of them. Of no size is what is compared with negative ones, as exporters do to
-    find what is to stay as it is.
+    find what is to stay as it is. Equal numbers, as of two shapes that are broadcast, are said to be that alone: while
+    they are, what comes of them is the same function of them.
     """
     nodes = [value for value in operands if isinstance(value, Node)]
     if op not in _DECIDING or not all(map(may_be_sizes, nodes)):
@@ -123,4 +124,10 @@ def compared(k: Lowering, op: str, operands: Sequence[Value | None]) -> list[tup
         return []
     if op == "Equal" and any(bool((array < 0).all()) for array in arrays if array.dtype.kind in "if"):
         return []
-    return [tuple(array.reshape(-1).tolist() for array in arrays)]
+    return [tuple([] if len({*row}) == 1 < len(row) else [*row] for row in _rows(arrays))]
+
+
+def _rows(arrays: Sequence[Array]) -> Iterator[tuple[Any, ...]]:  # Any: numbers
+    """The numbers that stand at one place, broadcast to each other."""
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    return zip(*(np.broadcast_to(array, shape).reshape(-1).tolist() for array in arrays), strict=True)

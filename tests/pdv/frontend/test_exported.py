@@ -235,7 +235,7 @@ def test_what_the_older_exporter_does_not_say_is_not_guessed(said: str, tmp_path
 
 
 def test_positions_that_the_older_exporter_looked_up_may_be_no_parameter(exported: Export) -> None:
-    assert load_program(exported("placed", False)).absent == ("what onnx::Add_12 was made of",)
+    assert load_program(exported("placed", False)).untold == {"onnx::Add_12": "what onnx::Add_12 was made of"}
 
 
 def test_rows_that_see_nothing_are_zero_as_in_the_file(exported: Export) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 import onnx_ir
 
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn
+from pdv.frontend.onnx.origins.unnamed import TORCH, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
+_CONVOLUTIONS = ("Conv", "FusedConv")
 _WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
 
 
@@ -21,11 +23,13 @@ def folded_norms(model: onnx_ir.Model) -> list[str]:
     """Convolutions that hold the batch norms behind them, by their modules or names."""
     folded = []
     for node in model.graph:
-        weight = node.inputs[1] if node.op_type == "Conv" and len(node.inputs) > 1 else None
+        weight = node.inputs[1] if node.op_type in _CONVOLUTIONS and len(node.inputs) > 1 else None
         computed = weight is not None and (weight.name or "").startswith("onnx::Conv")
-        if node.op_type == "Conv" and any("batchnorm" in each.lower() for each in names_under(node, CLASSES)[-2:-1]):
+        if node.op_type in _CONVOLUTIONS and any(
+            "batchnorm" in each.lower() for each in names_under(node, CLASSES)[-2:-1]
+        ):
             folded.append(module_path(node))
-        elif model.producer_name == "pytorch" and computed:
+        elif computed:
             folded.append(node.name or "Conv")
     return folded
 
@@ -34,20 +38,19 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
     """What of a file would not be trained, though the module might have it trained, in words."""
     norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
     fixed = [node.name or "BatchNormalization" for node in norms if not node.attributes.get_int("training_mode", 0)]
+    written = [node.outputs[0] for node in model.graph if node.op_type == "Constant"]
+    written += [value for name, value in model.graph.initializers.items() if was_constant(name)]
     held = [
-        node.outputs[0].name or ""
-        for node in model.graph
-        if node.op_type == "Constant"
-        and any(
-            use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
-        )
+        value.name or ""
+        for value in written
+        if any(use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in value.uses())
     ]
     if held:
         yield (
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
             f"they are. {EXPORT}, if they are to be trained"
         )
-    if numbers := [] if model.producer_name == "pytorch" else _numbers(model):
+    if numbers := _numbers(model):
         yield (
             f"{len(numbers)} stored numbers of no dims ({some_of(numbers)}) are constants: one that is to be trained "
             "is written with a dim of size one"
@@ -65,12 +68,14 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
 
 
 def _numbers(model: onnx_ir.Model) -> list[str]:
-    """Stored floats of no dims, of which nothing says what they are."""
-    found = model.graph.initializers.items()
+    """Stored floats of no dims, of which nothing says what they are; of torch those that a tool computed."""
+    found, of_torch = model.graph.initializers.items(), model.producer_name == TORCH
     return [
         name
         for name, value in found
         if value.uses()
+        and not was_constant(name)
+        and (not of_torch or name.startswith("/"))
         and not value.metadata_props
         and value.const_value is not None
         and value.const_value.dtype.is_floating_point()

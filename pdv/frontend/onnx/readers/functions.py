@@ -79,8 +79,8 @@ def hard_sigmoid(c: Call) -> Node:
 
 def log_sum_exp(c: Call) -> Node:
     """Of all elements, or along axes."""
-    axes = c.ints(1, "axes") or ()
-    if not axes and c.attrs.get("noop_with_empty_axes", 0):
+    axes = c.reduced()
+    if axes is None:
         return c[0]
     return kinks.log_sum_exp(c.k, c[0], [c.dim(axis) for axis in axes], bool(c.attrs["keepdims"]))
 
@@ -91,10 +91,9 @@ def reduced(
     """A sum of functions of elements, and a function of it."""
 
     def handle(c: Call) -> Node:
-        axes = c.ints(1, "axes") or ()
-        noop = not axes and c.attrs.get("noop_with_empty_axes", 0)
+        axes = c.reduced()
         x = before(c.k, c[0])
-        total = x if noop else c.k.reduce("reduce_sum", x, axes, bool(c.attrs["keepdims"]))
+        total = x if axes is None else c.k.reduce("reduce_sum", x, axes, bool(c.attrs["keepdims"]))
         return after(c.k, total)
 
     return handle

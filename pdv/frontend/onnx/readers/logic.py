@@ -86,9 +86,9 @@ def reduce_extreme(sign: int) -> Handler:
 
     def handle(c: Call) -> Node:
         k, x = c.k, c[0]
-        axes = c.ints(1, "axes") or ()
+        axes = c.reduced()
         keep = bool(c.attrs["keepdims"])
-        if not axes and c.attrs.get("noop_with_empty_axes", 0):
+        if axes is None:
             return x
         if x.type.dtype is DType.U8:
             return k.cast(_extreme(k, k.cast(x, DType.I32), sign, axes, c, keep=keep), DType.U8)
@@ -123,8 +123,8 @@ def _of_nothing(c: Call, x: Node, axes: Sequence[int], sign: int, *, keep: bool)
 def reduce_product(c: Call) -> Node:
     """The product along dims, written out."""
     k, x = c.k, c[0]
-    axes = c.ints(1, "axes") or ()
-    if not axes and c.attrs.get("noop_with_empty_axes", 0):
+    axes = c.reduced()
+    if axes is None:
         return x
     for dim in sorted({c.dim(axis) for axis in axes} or range(x.type.rank), reverse=True):
         if not x.type.shape[dim]:

@@ -60,8 +60,8 @@ def _each(c: Call, values: list[Value | None], handler: Handler) -> Value:
 
 def _reduced(c: Call, op: str, rows: Chosen) -> Value:
     """Over all, or over the rows alone."""
-    rank, axes = rows.rows.type.rank, c.ints(1, "axes") or ()
-    if (not axes and c.attrs.get("noop_with_empty_axes", 0)) or rows.rows.type.dtype is DType.BOOL:
+    rank, axes = rows.rows.type.rank, c.reduced()
+    if axes is None or rows.rows.type.dtype is DType.BOOL:
         raise Unsupported("of rows that a mask chooses, as they are")
     over = {axis % rank for axis in axes} or set(range(rank))
     if over not in ({0}, set(range(rank))):
