@@ -94,7 +94,8 @@ class Program:
     ``sizes``: what the source leaves open besides the batch, by name. ``again`` reads the model once more, its inputs
     (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
     were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what
-    would not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``:
+    would not be trained, though it might be meant to; ``folded``: norms that are part of other weights;
+    ``quantized``: weights that are integers; ``opaque``:
     operators that are run as they are, each ``op at where``; ``names``: what the source's state has besides the stored
     tensors, as views of these; ``joint``: stored tensors that it has only in views; ``left_out``: tensors of
     zeros that the source has not, or of one number that it reads as a constant, too; ``absent``:
@@ -116,6 +117,7 @@ class Program:
     notes: tuple[str, ...] = field(default=(), compare=False)
     doubts: tuple[str, ...] = field(default=(), compare=False)
     folded: tuple[str, ...] = field(default=(), compare=False)
+    quantized: tuple[str, ...] = field(default=(), compare=False)
     opaque: tuple[str, ...] = field(default=(), compare=False)
     names: Mapping[str, tuple[str, View]] = field(default_factory=dict, compare=False)
     joint: frozenset[str] = field(default=frozenset(), compare=False)

@@ -194,6 +194,8 @@ def check_trained(program: Program) -> None:
     """
     if program.folded:
         raise _folded(program.folded)
+    if program.quantized:
+        raise _of_integers(program.quantized)
     if program.absent or program.untold:
         raise _computed((*program.absent, *program.untold.values()), tuple(program.untold))
     if not any(param.attr("trainable") for param in program.graph.params):
@@ -231,6 +233,15 @@ def _folded(norms: Sequence[str]) -> ModelError:
         f"{len(norms)} batch norms were folded into convolutions ({some}): a model without them would be trained",
         "Batch norms as layers, in training mode; for inference (--mode infer) folded ones",
         f"Export the module in training mode with pdv.frontend.onnx.export.export_onnx; {_PROOF}",
+    )
+
+
+def _of_integers(weights: Sequence[str]) -> ModelError:
+    some = ", ".join(weights[:3]) + (", …" if len(weights) > 3 else "")
+    return ModelError(
+        f"{len(weights)} weights are quantized, stored as integers ({some}): training would keep them as they are",
+        "Weights of floats; for inference (--mode infer) quantized ones",
+        "Train the model that was quantized, and quantize it then",
     )
 
 

@@ -40,11 +40,12 @@ from pdv.frontend.onnx.call import (
 from pdv.frontend.onnx.exported import KIND, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import handler_of, is_standard, title_of
-from pdv.frontend.onnx.origins.doubts import doubts, folded_norms
+from pdv.frontend.onnx.origins.doubts import doubts, untrained
+from pdv.frontend.onnx.origins.kinds import kind_by_use
 from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.origins.sines import tables_of_sines
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_of_torch, was_constant
+from pdv.frontend.onnx.origins.unnamed import is_of_torch
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn, of_noise
 from pdv.frontend.onnx.readers.rows import of_rows
@@ -84,7 +85,7 @@ def load_onnx(
         program, untold=mended.untold, notes=notes, doubts=(*asked, *mended.doubts), as_stored=stored,
         left_out=frozenset([*mended.shared, *(name for name, place in mended.merged.items() if place is None)]),
         absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn, known=known,
-        folded=tuple(folded_norms(model)), sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
+        **untrained(model), sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
     )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
@@ -210,7 +211,7 @@ class _ModelLowering:
     def _initializer(self, value: onnx_ir.Value) -> Node:
         """A parameter, a buffer, or a constant.
 
-        torch says which. Else floats are parameters, but for statistics of batch norms and unnamed numbers of no dims.
+        torch says which; else ``kind_by_use`` does.
         """
         tensor, name = value.const_value, value.name or ""
         assert tensor is not None, "read_onnx checks that initializers have values"
@@ -218,12 +219,7 @@ class _ModelLowering:
         state = value.metadata_props.get(PERSISTENT) == "True"
         state = state or (kind == "BUFFER" and KIND not in value.metadata_props)
         if kind is None:
-            is_statistic = any(u.node.op_type == "BatchNormalization" and u.idx in (3, 4) for u in value.uses())
-            is_table = any(u.node.op_type == "RotaryEmbedding" and u.idx > 0 for u in value.uses())
-            is_number = not tensor.shape.rank() and (self.model.producer_name != TORCH or is_computed(name))
-            is_known = is_number or is_table or was_constant(name)
-            kind = "BUFFER" if is_statistic or is_known else "PARAMETER"
-            state = is_statistic
+            kind, state = kind_by_use(value, self.model.producer_name or "")
         dtype = self._dtype(value)
         self.k.name = name
         if not dtype.is_floating or not (kind == "PARAMETER" or state) or 0 in tensor.shape:

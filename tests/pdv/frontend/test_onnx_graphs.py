@@ -102,6 +102,31 @@ def test_what_is_left_of_sizes_keeps_them(op: str, tmp_path: Path) -> None:
         program.again({"x": (8, 6)})
 
 
+def test_sizes_that_are_equal_decide_nothing(tmp_path: Path) -> None:
+    """Shapes that are broadcast to each other, as tf2onnx writes them for products of batches."""
+    nodes = [node("MatMul", ["x", "v"], ["h"]), node("Shape", ["x"], ["s"], end=1), node("Shape", ["h"], ["t"], end=1)]
+    nodes += [node("Max", ["s", "t"], ["n"]), node("Equal", ["s", "t"], ["as"]), node("Where", ["as", "n", "s"], ["m"])]
+    nodes += [node("Concat", ["m", "six"], ["shape"], axis=0), node("Reshape", ["h", "shape"], ["y"])]
+    onnx.save(_model(nodes, {"v": _array(6, 6), "six": np.array([6])}, "b"), tmp_path / "m.onnx")
+    program = load_program(tmp_path / "m.onnx", batch=4)
+    assert program.again is not None
+    assert program.again({"x": (8, 6)}).outputs[0][1].type.shape == (8, 6)
+
+
+def test_an_attribute_without_a_part_says_nothing() -> None:
+    """Axes that are there, beside what would hold without; the factor of a bias that is not there."""
+    x, w = _array(4, 6), _array(6, 6)
+    nodes = [
+        node("Gemm", ["x", "w"], ["h"], beta=2.0),
+        node("ReduceL2", ["h", "last"], ["l"], noop_with_empty_axes=1),
+        node("ReduceMax", ["h", "last"], ["m"], noop_with_empty_axes=1),
+        node("Add", ["l", "m"], ["y"]),
+    ]
+    h = x @ w
+    wanted = np.sqrt((h**2).sum(1, keepdims=True)) + h.max(1, keepdims=True)
+    _passes(_model(nodes, {"w": w, "last": np.array([-1])}), wanted)
+
+
 def test_functions_of_another_opset_are_read_where_their_operators_are_the_same(tmp_path: Path) -> None:
     def calling(op: str) -> onnx.ModelProto:
         function = helper.make_function(
@@ -111,6 +136,7 @@ def test_functions_of_another_opset_are_read_where_their_operators_are_the_same(
 
     k, x = _array(6), _array(4, 6)
     _passes(calling("Elu"), np.where(x > 0, x, np.expm1(x)) * k)
+    _passes(calling("Relu"), np.maximum(x, 0) * k)  # of opset 14 in the file, which takes integers, too
     onnx.save(calling("Softmax"), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="function my::F has Softmax of opset 11"):
         load_program(tmp_path / "m.onnx")

@@ -106,3 +106,27 @@ def test_what_a_tool_computed_is_frozen_by_its_name_or_refused(signed: str, tmp_
 def test_a_constant_is_one_of_any_shape(tmp_path: Path) -> None:
     stored = {"fc.weight": np.eye(8), "/Slice_output_0": np.arange(8), "/Constant_1_output_0": np.full((4, 8), 2)}
     assert trained(load_program(_promoted(tmp_path / "m.onnx", **stored))) == {"fc.weight", "/Slice_output_0"}
+
+
+def test_quantized_weights_are_inferred_with_and_not_trained(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, size]) for name, size in (("x", 8), ("y", 3))]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w_quantized", "w_scale"], ["w"]),
+        helper.make_node("QuantizeLinear", ["x", "x_scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "x_scale"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["h"]),
+        helper.make_node("Add", ["h", "b"], ["y"]),
+    ]
+    stored = {
+        "w_quantized": np.arange(-12, 12, dtype=np.int8).reshape(8, 3),
+        "w_scale": np.array([0.1], np.float32),
+        "x_scale": np.array([0.05], np.float32),
+        "b": np.ones(3, np.float32),
+    }
+    tensors = [numpy_helper.from_array(array, name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    assert trained(load_program(tmp_path / "m.onnx")) == {"b"}
+    with pytest.raises(pdv.ModelError, match=r"1 weights are quantized, stored as integers .w_quantized."):
+        pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2))
+    assert pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2), mode="infer").document["mode"] == "infer"

@@ -1,12 +1,13 @@
 """What of a file would not be trained as the module is, and cannot be had back: in words, for who asks for training.
 
-Entry points: ``folded_norms``, ``doubts``.
+Entry points: ``untrained``, ``doubts``.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import onnx_ir
 
@@ -17,6 +18,10 @@ OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 _CONVOLUTIONS = ("Conv", "FusedConv")
 _WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
+_INTEGERS = {onnx_ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")}
+_QUANTIZED = {
+    "DequantizeLinear": (0,), "MatMulInteger": (1,), "ConvInteger": (1,), "QLinearMatMul": (3,), "QLinearConv": (3, 8),
+}  # fmt: skip
 
 
 def folded_norms(model: onnx_ir.Model) -> list[str]:
@@ -32,6 +37,23 @@ def folded_norms(model: onnx_ir.Model) -> list[str]:
         elif computed:
             folded.append(node.name or "Conv")
     return folded
+
+
+def untrained(model: onnx_ir.Model) -> dict[str, Any]:  # Any: as ``dataclasses.replace`` takes fields of a program
+    """The fields of a program that say what of it cannot be trained as the module is."""
+    return {"folded": tuple(folded_norms(model)), "quantized": tuple(quantized(model))}
+
+
+def quantized(model: onnx_ir.Model) -> list[str]:
+    """Stored tensors of integers that stand for weights of floats."""
+    return [
+        name
+        for name, value in sorted(model.graph.initializers.items())
+        if value.const_value is not None
+        and value.const_value.size > 1
+        and value.const_value.dtype in _INTEGERS
+        and any(use.idx in _QUANTIZED.get(use.node.op_type, ()) for use in value.uses())
+    ]
 
 
 def doubts(model: onnx_ir.Model) -> Iterator[str]:

@@ -1,0 +1,39 @@
+"""What a stored tensor is where its file does not say: a parameter, a buffer, or a constant.
+
+Entry point: ``kind_by_use``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir
+
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, was_constant
+
+_STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
+_SCALES = (1, 4, 6)
+_TABLES: Mapping[str, Sequence[int]] = {
+    "RotaryEmbedding": (1, 2, 3), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": _SCALES,
+    "QLinearConv": _SCALES,
+}  # fmt: skip
+"""Operands that are no parameters where they are stored: angles, and scales of quantized values."""
+
+
+def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
+    """The kind, in torch's words, and whether it is of the module's state.
+
+    Floats are parameters, but for statistics of batch norms, tables, numbers of no dims that torch has not named, and
+    what was a constant of the module's code.
+    """
+    name, tensor = value.name or "", value.const_value
+    if _is_read_as(value, _STATISTICS):
+        return "BUFFER", True
+    is_number = tensor is not None and not tensor.shape.rank() and (producer != TORCH or is_computed(name))
+    known = is_number or was_constant(name) or _is_read_as(value, _TABLES)
+    return ("BUFFER" if known else "PARAMETER"), False
+
+
+def _is_read_as(value: onnx_ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
+    """Whether some operator has a value as one of these operands."""
+    return any(use.idx in places.get(use.node.op_type, ()) for use in value.uses())
