@@ -23,6 +23,7 @@ from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask, in_torch
 from pdv.frontend.onnx.readers import (
     as_torch,
+    classic,
     draws,
     functions,
     fused,
@@ -256,7 +257,7 @@ HANDLERS: Mapping[str, Handler] = {
     **as_torch.READERS,
 }
 
-FUSED: Mapping[str, Handler] = {**fused.FUSED, f"{fused.DOMAIN}::FusedGemm": fused.fused_gemm(gemm)}
+FUSED: Mapping[str, Handler] = {**classic.CLASSIC, **fused.FUSED, f"{fused.DOMAIN}::FusedGemm": fused.fused_gemm(gemm)}
 
 
 def title_of(node: onnx_ir.Node) -> str:

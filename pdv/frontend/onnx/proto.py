@@ -40,8 +40,9 @@ def check_proto(model: onnx.ModelProto) -> None:
     """
     _check_texts(model)
     _check_calls(model)
-    domains = Counter("" if each.domain == "ai.onnx" else each.domain for each in model.opset_import)
-    _once(domains.elements(), "opset of domain")
+    opsets = {("" if each.domain == "ai.onnx" else each.domain, each.version) for each in model.opset_import}
+    _once((domain for domain, _ in opsets), "opset of domain")  # the same opset once more says nothing else
+    _check_kinds(model.graph)
     _check_graph(model.graph, "")
     for function in model.functions:
         _once((name for node in function.node for name in node.output if name), "value")
@@ -49,6 +50,19 @@ def check_proto(model: onnx.ModelProto) -> None:
             _check_node(node)
     keys = ((f.domain, f.name, getattr(f, "overload", "")) for f in model.functions)
     _once((":".join(key) for key in keys), "function")
+
+
+def _check_kinds(graph: onnx.GraphProto) -> None:
+    """Whether values are tensors, or sequences of them: of maps nothing is read."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.WhichOneof("value")
+        held = value.type.sequence_type.elem_type.WhichOneof("value") if kind == "sequence_type" else None
+        if "map_type" in (kind, held):
+            raise ModelError(
+                f"{value.name!r} is {'a map' if kind == 'map_type' else 'a sequence of maps'}",
+                "Tensors",
+                'Export it without maps (of skl2onnx: options={"zipmap": False})',
+            )
 
 
 def _check_texts(model: onnx.ModelProto) -> None:
