@@ -62,5 +62,5 @@ def test_maps_are_named(tmp_path: Path) -> None:
     labels = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     model.graph.output[1].CopyFrom(helper.make_value_info("shares", helper.make_sequence_type_proto(labels)))
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match="'shares' is a sequence of maps. Tensors. Export it without maps"):
+    with pytest.raises(ModelError, match=r"'shares' is a sequence of maps. Tensors. Export it without maps"):
         load_program(tmp_path / "m.onnx", batch=4)
