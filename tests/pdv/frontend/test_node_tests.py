@@ -43,7 +43,7 @@ TRAINED = {  # with their inputs as parameters
     "add_bcast": REFERENCE, "attention_3d_causal": REFERENCE, "conv_with_strides_padding": REFERENCE,
     "layer_normalization_3d_axis1_epsilon": REFERENCE, "gather_0": REFERENCE, "gridsample_bilinear": READING,
     "resize_upsample_scales_linear": REFERENCE, "training_dropout_default": READING, "argmax_keepdims_example": NOTHING,
-    "lstm_with_peepholes": REFERENCE, "sce_mean": REFERENCE, "dequantizelinear_axis": REFERENCE,
+    "lstm_with_peepholes": REFERENCE, "sce_mean": REFERENCE,
     "cast_FLOAT_to_FLOAT8E4M3FNUZ": READING, "deform_conv_with_mask_bias": READING,
 }  # fmt: skip
 REFUSED = {
