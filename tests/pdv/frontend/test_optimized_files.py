@@ -130,3 +130,23 @@ def test_quantized_weights_are_inferred_with_and_not_trained(tmp_path: Path) -> 
     with pytest.raises(pdv.ModelError, match=r"1 weights are quantized, stored as integers .w_quantized."):
         pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2))
     assert pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2), mode="infer").document["mode"] == "infer"
+
+
+def test_an_exponent_of_another_maker_is_no_parameter(tmp_path: Path) -> None:
+    stored = {"fc.weight": np.eye(8), "/Slice_output_0": np.arange(8), "/Constant_1_output_0": np.full(1, 2)}
+    model = onnx.load(_promoted(tmp_path / "m.onnx", **stored))
+    renamed = {"/Constant_1_output_0": "two", "/Slice_output_0": "shift"}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [name.strip("/") for name in node.output]
+        node.input[:] = [name.strip("/") for name in node.input]
+    for tensor in model.graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    for producer, exponents in (("mxnet", set()), ("pytorch", {"two"})):
+        model.producer_name = producer
+        onnx.save(model, tmp_path / "m.onnx")
+        program = load_program(tmp_path / "m.onnx")
+        assert trained(program) == {"fc.weight", "shift"} | exponents
+        assert [doubt for doubt in program.doubts if "exponents (two)" in doubt] == (
+            [] if exponents else ["1 stored exponents (two) are constants: torch's export writes trained ones"]
+        )

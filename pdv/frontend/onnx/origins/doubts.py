@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir
 
+from pdv.frontend.onnx.origins.kinds import is_exponent
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn
 from pdv.frontend.onnx.origins.unnamed import TORCH, was_constant
 
@@ -77,6 +78,13 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             f"{len(numbers)} stored numbers of no dims ({some_of(numbers)}) are constants: one that is to be trained "
             "is written with a dim of size one"
         )
+    stored, producer = model.graph.initializers.items(), model.producer_name or ""
+    if powers := [
+        name
+        for name, x in stored
+        if x.const_value is not None and x.const_value.shape.rank() and is_exponent(x, producer)
+    ]:
+        yield f"{len(powers)} stored exponents ({some_of(powers)}) are constants: torch's export writes trained ones"
     if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
         yield (
             f"torch's exporter drew {some_of(drawn)} once, and the file has what came out: every step would have "

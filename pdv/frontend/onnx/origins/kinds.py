@@ -1,6 +1,6 @@
 """What a stored tensor is where its file does not say: a parameter, a buffer, or a constant.
 
-Entry point: ``kind_by_use``.
+Entry points: ``kind_by_use``, ``is_exponent``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     """The kind, in torch's words, and whether it is of the module's state.
 
     Floats are parameters, but for statistics of batch norms, tables, numbers of no dims that torch has not named, and
-    what was a constant of the module's code.
+    what was a constant of the module's code, and exponents.
     """
     name, tensor = value.name or "", value.const_value
     if _is_read_as(value, _STATISTICS):
         return "BUFFER", True
     is_number = tensor is not None and not tensor.shape.rank() and (producer != TORCH or is_computed(name))
-    known = is_number or was_constant(name) or _is_read_as(value, _TABLES)
+    known = is_number or was_constant(name) or _is_read_as(value, _TABLES) or is_exponent(value, producer)
     return ("BUFFER" if known else "PARAMETER"), False
+
+
+def is_exponent(value: onnx_ir.Value, producer: str) -> bool:
+    """Whether one number, which torch has not named, says to which power something is raised, and no more.
+
+    A square whose exponent is trained has no gradient below zero.
+    """
+    alone = value.const_value is not None and value.const_value.size == 1 and producer != TORCH
+    return alone and bool(value.uses()) and all(use.node.op_type == "Pow" and use.idx == 1 for use in value.uses())
 
 
 def _is_read_as(value: onnx_ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
