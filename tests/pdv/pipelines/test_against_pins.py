@@ -17,16 +17,25 @@ from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.prices import cost_model
 from pdv.report.loaded import workload_of_found
+from pdv.rewrite.algebra import RULES
+from pdv.rewrite.rule import Rule
 from pdv.simulate.step import simulate
 
 A100, T4 = "a100-80gb-sxm", "t4"
 
 
-def step_s(cluster: Cluster, sizes: str, batch: int, pinned: Pinned = FREE, pipelines: Any = "always") -> float:
+def step_s(
+    cluster: Cluster,
+    sizes: str,
+    batch: int,
+    pinned: Pinned = FREE,
+    pipelines: Any = "always",
+    rules: tuple[Rule, ...] = (),
+) -> float:
     """Simulated, of the plan found."""
     compute = cost_model("auto", [entry.device for entry in cluster.classes])
     ask = partial(plan_problems, mode="train", compute=compute)
-    problems = ask(graph(arch(sizes), batch, DType.BF16), cluster, rules=())
+    problems = ask(graph(arch(sizes), batch, DType.BF16), cluster, rules=rules)
     effort = Effort("backtrack", 600.0)
     found = search_problems(
         problems, cluster, effort, None, lambda *_: None, None, pipelines=pipelines, pinned=pinned
@@ -61,7 +70,7 @@ def test_plans_that_need_more_than_was_estimated_do_not_keep_others_from_being_f
 def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
     node = {"count": 32, "devices": 8, "device": A100, "link": "nvlink3"}
     cluster = load_cluster({"name": "large", "nodes": [node], "network": "ib-hdr"})
-    assert step_s(cluster, "gpt3-13b", 128) < 1.0
+    assert step_s(cluster, "gpt3-13b", 128, rules=RULES) < 1.0
 
 
 def test_a_refusal_is_of_the_smallest_plan_and_names_what_would_fit() -> None:
