@@ -90,15 +90,32 @@ def fill(k: Lowering, value: Number, shape: Sequence[int], dtype: DType) -> Node
 
 
 def put_slice(k: Lowering, x: Node, piece: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
-    """x with ``piece`` in place of its elements start to stop."""
+    """x with ``piece`` in place of its elements start to stop, each of them or every step-th."""
     dim %= x.type.rank
     size = x.type.shape[dim]
     chosen = range(size)[slice(start, stop, step)]
-    if step != 1:
-        raise Unsupported("every other element overwritten")
-    ends = [k.slice(x, dim, 0, chosen.start)] if chosen.start else []
-    rest = [k.slice(x, dim, chosen.stop, size)] if chosen.stop < size else []
+    if step != 1 and len(chosen) > 1:
+        return _put_apart(k, x, k.cast(piece, x.type.dtype), dim, chosen)
+    first, behind = (chosen[0], chosen[-1] + 1) if chosen else (0, 0)
+    ends = [k.slice(x, dim, 0, first)] if first else []
+    rest = [k.slice(x, dim, behind, size)] if behind < size else []
     return k.concat(k.alike(*ends, k.cast(piece, x.type.dtype), *rest), dim)
+
+
+def _put_apart(k: Lowering, x: Node, piece: Node, dim: int, chosen: range) -> Node:
+    """So of every step-th element: they are a column of x where its dim is taken apart in rows of a step."""
+    size, step, shape = x.type.shape[dim], chosen.step, x.type.shape
+    begins = chosen.start - chosen.start % step
+    if begins + len(chosen) * step > size:  # the last row is not a whole one
+        last = len(chosen) - 1
+        x = put_slice(k, x, k.slice(piece, dim, last, last + 1), dim, chosen[-1], chosen[-1] + 1)
+        return put_slice(k, x, k.slice(piece, dim, 0, last), dim, chosen.start, chosen[-1], step)
+    ends = begins + len(chosen) * step
+    rows = k.reshape(k.slice(x, dim, begins, ends), (*shape[:dim], len(chosen), step, *shape[dim + 1 :]))
+    column = k.reshape(piece, (*shape[:dim], len(chosen), 1, *shape[dim + 1 :]))
+    whole = put_slice(k, rows, column, dim + 1, chosen.start % step, chosen.start % step + 1)
+    whole = k.reshape(whole, (*shape[:dim], ends - begins, *shape[dim + 1 :]))
+    return put_slice(k, x, whole, dim, begins, ends)
 
 
 def gather(k: Lowering, x: Node, dim: int, ids: Node) -> Node:

@@ -17,6 +17,7 @@ import torch
 import torch._decomp.decompositions as decompositions_of_torch
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from ir.errors import ModelError, first_line
@@ -65,8 +66,12 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def _kept_whole() -> Iterator[None]:
-    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced, and some by dropout or plain noise."""
-    others = {**AS_DROPOUT, _ATEN.rrelu.default: _rrelu}
+    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced, and some as is said here."""
+    others: dict[OpOverload, Callable[..., torch.Tensor]] = {
+        **AS_DROPOUT,
+        _ATEN.rrelu.default: _rrelu,
+        _ATEN.instance_norm.default: _instance_norm,
+    }
     before = {function: dict(function.py_kernels) for function in (*_ALWAYS, *others)}
     for function in _ALWAYS:
         del function.py_kernels[DispatchKey.Autograd]
@@ -90,6 +95,28 @@ def _rrelu(
     del generator  # noise is the program's own
     slope = torch.rand_like(x) * (upper - lower) + lower if training else (lower + upper) / 2
     return torch.where(x > 0, x, x * slope)
+
+
+def _instance_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """A group norm of groups of one channel. Torch makes one batch of samples and channels, which nobody can cut."""
+    if not use_input_stats:
+        return torch.batch_norm(x, weight, bias, mean, var, False, momentum, eps, cudnn_enabled)
+    with torch.no_grad():
+        spread, average = torch.var_mean(x.flatten(2), dim=2)
+        for kept, each in ((mean, average), (var, spread)):
+            if kept is not None:
+                kept.copy_((1 - momentum) * kept + momentum * each.mean(0))
+    return torch.group_norm(x, x.size(1), weight, bias, eps, cudnn_enabled)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import operator
 import sys
@@ -32,8 +33,10 @@ from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dim
 from pdv.frontend.torch.export_errors import check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
 from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
 
+_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
 """One tensor, the positional arguments, or the keyword arguments of a module's forward."""
 
@@ -169,7 +172,7 @@ def _export(
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
         known = nullcontext() if strict else _values_known()
-        with tracing(module), redirect_stderr(said), _unvalidated(), _functions_called() as called, known:
+        with tracing(module), redirect_stderr(said), _unlogged(), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
     _drop_rebound(program)
@@ -188,6 +191,19 @@ def _drop_rebound(program: ExportedProgram) -> None:
         if node.args[0].op == "placeholder" and buffer != bound:
             graph.erase_node(node)
     program.graph_module.recompile()
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """While this lasts, torch writes no tracebacks of operators that it cannot trace to its log: errors say why."""
+    before = {(log := logging.getLogger(name)): log.level for name in _LOGS}
+    for log in before:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for log, level in before.items():
+            log.setLevel(level)
 
 
 _GET_DATA, _SET_DATA = (getattr(torch.Tensor.data, name) for name in ("__get__", "__set__"))
@@ -245,7 +261,7 @@ class _Finite(TorchFunctionMode):
 
 @contextmanager
 def _values_known() -> Iterator[None]:
-    with _Data(), _Finite():
+    with KnownValues(), _Data(), _Finite():
         yield
 
 

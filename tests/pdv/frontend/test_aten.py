@@ -44,6 +44,20 @@ def shifted(y: Tensor, ids: Tensor) -> Tensor:
     return y * new.masked_fill(new == -100, 2)
 
 
+def every_other(y: Tensor, ids: Tensor) -> list[Tensor]:
+    """Pairs turned as rotary embeddings do, and pieces of other steps, some with an incomplete last one."""
+    turned, angles = torch.empty_like(y), ids.cos()
+    turned[:, 0::2] = y[:, 0::2] * angles[:, 1::2]
+    turned[:, 1::2] = y[:, 1::2] + y[:, 0::2]
+    made = [turned]
+    for chosen in (slice(1, None, 3), slice(2, 5, 2), slice(0, None, 4), slice(3, 4, 2), slice(5, None, 5)):
+        made.append(y.clone())
+        made[-1][:, chosen] = angles[:, chosen]
+    made.append(y.clone())
+    made[-1][1::2] = angles[:2]
+    return made
+
+
 def picked_by(*dims: int) -> Callable[[Tensor, Tensor], Tensor]:
     rows, columns = torch.arange(4)[:, None], torch.arange(3)[None, :]
     return lambda y, ids: y[(rows, columns)[dims[0]], (rows, columns)[dims[1]]] * ids[:1, :1]
@@ -52,6 +66,11 @@ def picked_by(*dims: int) -> Callable[[Tensor, Tensor], Tensor]:
 SAID: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "relations of integers": lambda y, ids: [
         y.masked_fill(f(ids, 2), 0.5) for f in (torch.eq, torch.ne, torch.lt, torch.ge)
+    ],
+    "every other element overwritten": every_other,
+    "functions of integers": lambda y, ids: [
+        y * f(ids.clamp(min=1))
+        for f in (torch.cos, torch.sqrt, torch.log, torch.sigmoid, torch.erf, torch.expm1, torch.atan)
     ],
     "relations of tensors": lambda y, ids: torch.where(ids > ids[:, :1], y, -y),
     "relations of floats": lambda y, ids: torch.where(y > y.mean(), y, 0.1 * y) + (y <= 0.3) * ids,

@@ -1,0 +1,119 @@
+"""Values that a module makes of nothing but numbers, while it is exported. Entry point: ``KnownValues``.
+
+``torch.linspace(0, 1, 4)`` in ``forward`` is the same in each call: ``if``, ``item`` and loops may go by it, though for
+torch's tracing it is a tensor like any other. What depends on inputs, parameters or buffers, or is drawn, is not
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+_MOST = 2**16  # elements of what is computed twice
+_ASKED = frozenset(
+    "__bool__ __int__ __float__ __index__ __complex__ __contains__ item tolist equal allclose is_nonzero".split()  # noqa: SIM905  # would be a line each
+)
+_IN_PLACE = frozenset(
+    f"__{name}__"
+    for name in "setitem iadd isub imul idiv itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()  # noqa: SIM905
+)
+_UNDEFINED = ("empty", "new_empty", "resize", "set_", "share_memory")  # elements that nobody wrote, memory of others
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class KnownValues(TorchFunctionMode):
+    """While this lasts, questions to tensors that are made of numbers alone have their answers.
+
+    Each is kept beside its traced twin and goes through the same functions, in the same memory where they share it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: MutableMapping[torch.Tensor, torch.Tensor | None] = WeakIdKeyDictionary()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
+        del types
+        kwargs = kwargs or {}
+        name: str = getattr(function, "__name__", "")
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (torch.Tensor, *_SYMBOLS))]
+        values = [self._value(leaf) for leaf in given]
+        constant = None not in values
+        if constant and name in _ASKED:
+            return self._run(function, args, kwargs)
+        if constant and name == "__iter__":
+            return iter(self.__torch_function__(torch.Tensor.unbind, (), (args[0], 0)))
+        result = function(*args, **kwargs)
+        if constant and (_is_defined(name, result) or _writes(name, kwargs)):
+            self._keep(result, function, args, kwargs)
+        elif _writes(name, kwargs):
+            self._forget([kwargs["out"]] if "out" in kwargs else args[:1])
+        return result
+
+    def _value(self, leaf: Any) -> torch.Tensor | None:  # Any: a tensor, or a size
+        """What it is, if known: a plain tensor is a constant of the module, its parameters and buffers are traced."""
+        if isinstance(leaf, _SYMBOLS):
+            return None
+        if leaf not in self.known and not leaf.requires_grad and not _is_traced(leaf):
+            with _disable_current_modes():
+                self.known[leaf] = leaf.clone()
+        return self.known.get(leaf)
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:  # Any: torch's
+        given = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        with _disable_current_modes(), torch.no_grad():
+            return function(*given[0], **given[1])
+
+    def _keep(self, result: Any, function: Any, args: Any, kwargs: Any) -> None:  # Any: torch's
+        """Note the values of what came, unless they were drawn."""
+        with _disable_current_modes():
+            state = torch.get_rng_state()
+            values = self._run(function, args, kwargs)
+            drawn = not torch.equal(state, torch.get_rng_state())
+            if drawn:
+                torch.set_rng_state(state)
+        if drawn:
+            self._forget((args, kwargs))
+        for traced, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
+            if isinstance(traced, torch.Tensor):
+                self.known[traced] = None if drawn else value
+
+    def _forget(self, written: Any) -> None:  # Any: arguments of a function
+        """What shares memory with what is overwritten by unknown values is unknown."""
+        memory = {
+            value.untyped_storage().data_ptr()
+            for leaf in tree_leaves(written)
+            if isinstance(leaf, torch.Tensor) and (value := self.known.get(leaf)) is not None
+        }
+        for traced, value in list(self.known.items()) if memory else ():
+            if value is not None and value.untyped_storage().data_ptr() in memory:
+                self.known[traced] = None
+
+
+def _is_traced(leaf: torch.Tensor) -> bool:
+    kinds: tuple[type, ...] = (FakeTensor, FunctionalTensor)
+    return isinstance(leaf, kinds) or torch._is_functional_tensor(leaf)  # noqa: SLF001  # has no public name
+
+
+def _is_defined(name: str, result: Any) -> bool:  # Any: what a function gave
+    """Whether it is of few elements, of sizes that are numbers, each of which was written."""
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return (
+        bool(leaves)
+        and not name.startswith(_UNDEFINED)
+        and all(isinstance(size, int) for leaf in leaves for size in leaf.shape)
+        and sum(leaf.numel() for leaf in leaves) <= _MOST
+    )
+
+
+def _writes(name: str, kwargs: Any) -> bool:  # Any: arguments of a function
+    """Whether it overwrites its first argument, or ``out``."""
+    return "out" in kwargs or (name in _IN_PLACE if name.endswith("__") else name.endswith("_"))

@@ -1,0 +1,120 @@
+"""What a module makes of numbers alone has values while it is exported; nothing else has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ir.errors import ModelError
+from pdv.check.reading import check_reading, copy_of
+from pdv.frontend import load_program
+
+X = torch.arange(24.0).reshape(4, 6).sin()
+Forward = Callable[["Asks", Tensor], Tensor]
+
+
+class Asks(nn.Module):
+    """A layer, a constant and a buffer, and a way through them that asks for values."""
+
+    def __init__(self, way: Forward) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.steps = torch.tensor([0.5, 0.25])
+        self.register_buffer("flag", torch.tensor(True))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, self.layer(x))
+
+
+def integrate(module: Asks, x: Tensor) -> Tensor:
+    """Euler's steps over a grid that is looked at, as solvers of differential equations do."""
+    times = torch.linspace(0, 1, 4)
+    if not (times[1:] > times[:-1]).all():
+        raise ValueError("not increasing")
+    for before, after in pairwise(times):
+        x = x + module.layer(x) * float(after - before)
+    return x
+
+
+def loop(module: Asks, x: Tensor) -> Tensor:
+    for t in torch.arange(4):
+        if t % 2 == 0:
+            x = x * module.steps[0].item()
+    return x if module.steps.sum() < 1 else x * 100
+
+
+def overwrite(module: Asks, x: Tensor) -> Tensor:
+    del module
+    counts = torch.zeros(3)
+    counts[1] = 1
+    counts[2:].add_(2)
+    counts *= 2
+    return x + counts.max().item() if torch.equal(counts, torch.tensor([0.0, 2.0, 4.0])) else x
+
+
+@pytest.mark.parametrize("way", [integrate, loop, overwrite])
+def test_numbers_alone_have_values(way: Forward) -> None:
+    module = Asks(way)
+    source = copy_of(module, X, train=True)
+    assert check_reading(load_program(module, X).graph, source, train=True).endswith("are the same")
+
+
+def by_copy(module: Asks, x: Tensor) -> Tensor:
+    del module
+    return x if torch.zeros(6).copy_(x[0]).sum() > 0 else x + 1
+
+
+def by_view(module: Asks, x: Tensor) -> Tensor:
+    del module
+    whole = torch.zeros(4)
+    part = whole[1:]
+    whole[2] = x[0, 0]
+    return x if part.sum() > 0 else x + 1
+
+
+def by_out(module: Asks, x: Tensor) -> Tensor:
+    del module
+    place = torch.zeros(6)
+    torch.add(x[0].detach(), 1, out=place)
+    return x if place.sum() > 0 else x + 1
+
+
+def by_constant(module: Asks, x: Tensor) -> Tensor:
+    steps = module.steps.clone()
+    steps[0] = x[0, 0]
+    return x if steps.sum() > 0 else x + 1
+
+
+def by_chance_in_place(module: Asks, x: Tensor) -> Tensor:
+    del module
+    place = torch.zeros(4)
+    part = place[:2]
+    place.uniform_()
+    return x if part.sum() > 0.5 else x + 1
+
+
+@pytest.mark.parametrize(
+    "way",
+    [by_copy, by_view, by_out, by_constant, by_chance_in_place,
+     lambda module, x: x if module.flag else x + 1,
+     lambda module, x: x if torch.rand(()) > 0.5 else x + 1,
+     lambda module, x: x if torch.empty(3).sum() > 0 else x + 1,
+     lambda module, x: x if module.layer.weight.detach().sum() > 0 else x + 1,
+     lambda module, x: x if x.sum() > 0 else x + 1],
+)  # fmt: skip
+def test_what_depends_on_anything_else_has_none(way: Forward) -> None:
+    module, state = Asks(way), torch.get_rng_state()
+    with pytest.raises(ModelError, match="depends on values of tensors"):
+        load_program(module, X)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_torchs_log_of_what_it_gave_up_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError):
+        load_program(Asks(lambda module, x: x + torch.zeros(len(x) + 1, 6)), X)
+    assert not capfd.readouterr().err
