@@ -1,6 +1,6 @@
 """Why a module cannot be exported: the cause in a sentence, the line of the model, and what to do.
 
-Entry points: ``export_error``, ``check_norms``, ``is_of_transforms``.
+Entry points: ``export_error``, ``check_norms``, ``check_asked``, ``is_of_transforms``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Set
 from pathlib import PurePath
 
 import torch
@@ -18,13 +19,14 @@ _OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[
 _TRANSFORMS = tuple(str(PurePath("_functorch", name)) for name in ("vmap.py", "eager_transforms.py", "apis.py"))
 _TRANSFORMER = str(PurePath("torch", "nn", "modules", "transformer.py"))
 _NUMBERS = re.compile(r"\.(tolist|item)\(\)")
+_OF_TRACING = re.compile("FakeTensor|Sym(Int|Float|Bool)")  # no program without open sizes has such but of values
 _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
 
 
 def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
     """What torch.export raised of a module, in one screen."""
     name, where = type(module).__name__, _line(error)
-    if (found := _BY_VALUE.search(str(error))) or "FakeTensor" in first_line(error):
+    if (found := _BY_VALUE.search(str(error))) or _OF_TRACING.search(first_line(error)):
         said = f" ({found[1]})" if found else ""
         return ModelError(
             f"{name} cannot be exported: what it runs depends on values of tensors{said}{where}",
@@ -68,6 +70,20 @@ def check_norms(module: torch.nn.Module) -> None:
             "over all batches so far, whose number is a tensor",
             "Running statistics that move by a known share",
             "Give them a momentum, e.g. 0.1",
+        )
+
+
+def check_asked(overwritten: Set[str]) -> None:
+    """Whether buffers whose values steer the program stay as they are.
+
+    Raises:
+        ModelError: naming those that it overwrites.
+    """
+    if overwritten:
+        raise ModelError(
+            f"what the module runs depends on values of buffers that it overwrites: {', '.join(sorted(overwritten))}",
+            "Programs that are the same in each call",
+            "Count in the training loop, and plan the module as it is after its first calls",
         )
 
 

@@ -30,7 +30,7 @@ from pdv.frontend.program import BATCH, OpenSize, Program, size_name
 from pdv.frontend.torch.copies import prepared_copy
 from pdv.frontend.torch.draws import DRAWING, drawing_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
-from pdv.frontend.torch.export_errors import check_norms, export_error, is_of_transforms
+from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
 from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
 from pdv.frontend.torch.tracing.known_values import KnownValues
@@ -171,9 +171,11 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        known = nullcontext() if strict else _values_known()
+        values = KnownValues(module)
+        known = nullcontext() if strict else _values_known(values)
         with tracing(module), redirect_stderr(said), _unlogged(), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
+    check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
     sys.stderr.write(said.getvalue())
     _drop_rebound(program)
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
@@ -260,8 +262,8 @@ class _Finite(TorchFunctionMode):
 
 
 @contextmanager
-def _values_known() -> Iterator[None]:
-    with KnownValues(), _Data(), _Finite():
+def _values_known(values: KnownValues) -> Iterator[None]:
+    with values.in_forward(), _Data(), _Finite():
         yield
 
 

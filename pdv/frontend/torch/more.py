@@ -11,7 +11,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import kinks, layers, masks
+from pdv.frontend import kinks, layers, masks, places
 from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operands
 
@@ -44,11 +44,11 @@ def clamp(k: Lowering, x: Node, least: Number | None = None, most: Number | None
 
 
 def pad(k: Lowering, x: Node, widths: Sequence[int], mode: str = "constant", value: Number | None = None) -> Node:
-    """With one value; widths from the last dim backwards."""
+    """With one value, or with elements of its own; widths from the last dim backwards."""
+    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if mode != "constant":
-        raise Unsupported(f"padding by {mode}")
-    pairs = list(zip(widths[::2], widths[1::2], strict=True))
-    return masks.pad(k, x, pairs[::-1], 0 if value is None else value)
+        return places.pad_by_elements(k, x, pairs, mode)
+    return masks.pad(k, x, pairs, 0 if value is None else value)
 
 
 def constant_pad(k: Lowering, x: Node, widths: Sequence[int], value: Number = 0) -> Node:
@@ -360,6 +360,9 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.cumsum.default": cumsum,
     "aten.gather.default": lambda k, x, dim, ids, sparse_grad=False: masks.gather(k, x, dim, ids),
     "aten.flip.default": flip,
+    "aten.unfold.default": places.windows,
+    "aten.unfold_copy.default": places.windows,
+    "aten.index_put.default": places.put,
     "aten.roll.default": roll,
     "aten.cross_entropy_loss.default": cross_entropy,
     "aten.mse_loss.default": loss_of(square),

@@ -38,8 +38,9 @@ _REFUSED = {
 _BY_VALUE = {
     _REFUSED[torch.Tag.data_dependent_output]: "Give such numbers as Python's own (ints, lists of them): those are "
     "constants of the program",
-    _REFUSED[torch.Tag.dynamic_output_shape]: "Compute with all elements, and give those that are not chosen a weight "
-    "of zero (torch.where), or choose a fixed number (topk)",
+    _REFUSED[torch.Tag.dynamic_output_shape]: "Choose ahead of the model, and pass in what is chosen (edges with their "
+    "loops, in place of add_self_loops); or compute with all elements, and give those that are not chosen a weight of "
+    "zero (torch.where); or choose a fixed number (topk)",
 }
 """What to do about operators that no declaration makes part of a program."""
 
@@ -274,8 +275,8 @@ def _why_not(function: OpOverload) -> str:
 
 def remedy(unsupported: Collection[str]) -> str:
     """What to do where all that is refused depends on values; empty for what the error says of operators at large."""
-    found = {why: mend for why, mend in _BY_VALUE.items() if any(f"({why})" in text for text in unsupported)}
-    known = all(any(f"({why})" in text for why in found) for text in unsupported)
+    found = {why: mend for why, mend in _BY_VALUE.items() if any(f"{why})" in text for text in unsupported)}
+    known = all(any(f"{why})" in text for why in found) for text in unsupported)
     return "; ".join(found.values()) if known else ""
 
 

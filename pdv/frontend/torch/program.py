@@ -218,18 +218,20 @@ class _ProgramLowering:
                 args = _without_empty(node, args)
             if node.target in DETACHES and node in self.returned and args[0].needs_grad:
                 return self.k.apply("detach", args[0])
-            made = handler(self.k, *args, **kwargs)
-            if isinstance(made, Node) and is_floating(node) and not made.type.dtype.is_floating:  # sin of integers
-                args = tuple(self._as_float(x, node) for x in args)
-                made = handler(self.k, *args, **kwargs)
+            made = self._handle(node, handler, args, kwargs)
             return self._evaluate(node) if self._is_known(node) and not _is_constant(made) else made
         except Unsupported as reason:
             return self._as_it_is(node, str(reason))
         except ShapeError as error:
             raise ModelError(f"{target} at {where_of(node)}: {error.what}", error.allowed, error.mend) from error
 
-    def _as_float(self, x: Any, node: torch.fx.Node) -> Any:  # Any: an operand, or an argument
-        return self.k.cast(x, _dtype(node.meta["val"].dtype, node.name)) if isinstance(x, Node) else x
+    def _handle(self, node: torch.fx.Node, handler: Handler, args: Any, kwargs: Any) -> Any:  # Any: operands
+        """What a reader makes of operands; functions of floats (``sin``) take integers as such."""
+        made = handler(self.k, *args, **kwargs)
+        if not (isinstance(made, Node) and is_floating(node) and not made.type.dtype.is_floating):
+            return made
+        dtype = _dtype(node.meta["val"].dtype, node.name)
+        return handler(self.k, *(self.k.cast(x, dtype) if isinstance(x, Node) else x for x in args), **kwargs)
 
     def _writes_nothing(self, node: torch.fx.Node) -> bool:
         """Whether a call overwrites, or adds to, parts of its first operand by what has no elements."""

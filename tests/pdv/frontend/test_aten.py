@@ -58,6 +58,17 @@ def every_other(y: Tensor, ids: Tensor) -> list[Tensor]:
     return made
 
 
+def at_known_places(y: Tensor, ids: Tensor) -> list[Tensor]:
+    several, rows = y.reshape(2, 2, 6).repeat(1, 1, 1), torch.arange(2)
+    made = [several.clone() for _ in range(4)]
+    made[0][:, rows, rows] = 1.0
+    made[1][:, rows, rows * 3] = y[:2, :2] * ids[0, 1]
+    made[2][:, :, torch.tensor([0, 5, 4])] = y[:2, :3, None].transpose(1, 2)
+    made[3][:, torch.tensor([True, False])] = y[2, :6]
+    added = y.index_put((torch.tensor([3, 0]), torch.tensor([-1, 2])), y[1, :2], accumulate=True)
+    return [*made, added]
+
+
 def picked_by(*dims: int) -> Callable[[Tensor, Tensor], Tensor]:
     rows, columns = torch.arange(4)[:, None], torch.arange(3)[None, :]
     return lambda y, ids: y[(rows, columns)[dims[0]], (rows, columns)[dims[1]]] * ids[:1, :1]
@@ -72,6 +83,12 @@ SAID: dict[str, Callable[[Tensor, Tensor], Any]] = {
         y * f(ids.clamp(min=1))
         for f in (torch.cos, torch.sqrt, torch.log, torch.sigmoid, torch.erf, torch.expm1, torch.atan)
     ],
+    "elements beyond the edges": lambda y, ids: (
+        [F.pad(y.reshape(2, 2, 2, 3), (2, 1, 1, 0), mode) for mode in ("reflect", "replicate", "circular")]
+        + [F.pad(y[None], (0, 4), "reflect"), F.pad(y[None], (3, 0), "circular")]
+    ),
+    "windows": lambda y, ids: [y.unfold(1, 3, 1), y.unfold(0, 2, 2) * 2, y.unfold(-1, 4, 2)],
+    "elements at known places": at_known_places,
     "relations of tensors": lambda y, ids: torch.where(ids > ids[:, :1], y, -y),
     "relations of floats": lambda y, ids: torch.where(y > y.mean(), y, 0.1 * y) + (y <= 0.3) * ids,
     "masks": lambda y, ids: y * ((ids > 1) & (ids < 4) | ~(ids != 0) ^ (ids == 5)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ir.errors import ModelError
+from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
 
@@ -24,7 +24,7 @@ class Asks(nn.Module):
         super().__init__()
         self.layer = nn.Linear(6, 6)
         self.steps = torch.tensor([0.5, 0.25])
-        self.register_buffer("flag", torch.tensor(True))
+        self.flag, self.level = nn.Buffer(torch.tensor(True)), nn.Buffer(torch.tensor(0.5))
         self.way = way
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +59,38 @@ def overwrite(module: Asks, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("way", [integrate, loop, overwrite])
 def test_numbers_alone_have_values(way: Forward) -> None:
+    module = Asks(way)
+    source = copy_of(module, X, train=True)
+    assert check_reading(load_program(module, X).graph, source, train=True).endswith("are the same")
+
+
+def counted(module: Asks, x: Tensor) -> Tensor:
+    module.flag.fill_(True)
+    return x if module.flag else x + 1
+
+
+def counted_behind(module: Asks, x: Tensor) -> Tensor:
+    y = x if (~module.flag).any() else x + 1
+    module.flag.logical_not_()
+    return y
+
+
+def bound_anew(module: Asks, x: Tensor) -> Tensor:
+    y = x if module.flag else x + 1
+    module.flag = ~module.flag  # type: ignore[assignment]  # nn.Module makes it the buffer
+    return y
+
+
+@pytest.mark.parametrize("way", [counted, counted_behind, bound_anew])
+def test_buffers_that_are_overwritten_steer_nothing(way: Forward) -> None:
+    with pytest.raises(ModelError, match="depends on values of buffers that it overwrites: flag"):
+        load_program(Asks(way), X)
+
+
+def test_a_buffer_that_stays_is_a_constant() -> None:
+    def way(module: Asks, x: Tensor) -> Tensor:
+        return x.sin() if module.flag else x / 0
+
     module = Asks(way)
     source = copy_of(module, X, train=True)
     assert check_reading(load_program(module, X).graph, source, train=True).endswith("are the same")
@@ -101,7 +133,7 @@ def by_chance_in_place(module: Asks, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "way",
     [by_copy, by_view, by_out, by_constant, by_chance_in_place,
-     lambda module, x: x if module.flag else x + 1,
+     lambda module, x: x if module.level > 0 else x + 1,
      lambda module, x: x if torch.rand(()) > 0.5 else x + 1,
      lambda module, x: x if torch.empty(3).sum() > 0 else x + 1,
      lambda module, x: x if module.layer.weight.detach().sum() > 0 else x + 1,
@@ -112,6 +144,21 @@ def test_what_depends_on_anything_else_has_none(way: Forward) -> None:
     with pytest.raises(ModelError, match="depends on values of tensors"):
         load_program(module, X)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_sizes_made_of_values_are_said_to_be_such() -> None:
+    with pytest.raises(ModelError, match=r"depends on values of tensors.*test_known_values\.py"):
+        load_program(Asks(lambda module, x: x * len(set((x > 0).sum(1).tolist()))), X)
+
+
+def test_rows_that_a_mask_chooses_are_chosen_ahead_of_the_model() -> None:
+    class Edges(nn.Module):
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            kept = edges[:, edges[0] != edges[1]]
+            return x[kept[0]] * x[kept[1]]
+
+    with pytest.raises(UnsupportedOperatorsError, match="Choose ahead of the model, and pass in what is chosen"):
+        load_program(Edges(), (X, torch.tensor([[0, 1, 2], [1, 1, 3]])))
 
 
 def test_torchs_log_of_what_it_gave_up_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

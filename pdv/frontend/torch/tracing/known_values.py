@@ -1,16 +1,20 @@
 """Values that a module makes of nothing but numbers, while it is exported. Entry point: ``KnownValues``.
 
 ``torch.linspace(0, 1, 4)`` in ``forward`` is the same in each call: ``if``, ``item`` and loops may go by it, though for
-torch's tracing it is a tensor like any other. What depends on inputs, parameters or buffers, or is drawn, is not
-known.
+torch's tracing it is a tensor like any other. So are buffers of integers and truth values, which are constants of
+programs, unless they are overwritten. What depends on inputs, parameters or other buffers, or is drawn, is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
@@ -31,41 +35,88 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class KnownValues(TorchFunctionMode):
-    """While this lasts, questions to tensors that are made of numbers alone have their answers.
+    """In this mode questions to tensors that are made of numbers alone have their answers.
 
     Each is kept beside its traced twin and goes through the same functions, in the same memory where they share it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.known: MutableMapping[torch.Tensor, torch.Tensor | None] = WeakIdKeyDictionary()
+        self.made_of: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
+        self.asked: set[str] = set()
+        """The buffers that answers came of."""
+        self.written: set[str] = set()
+        self.module = module
+        self.stored = {
+            name: buffer.clone()
+            for name, buffer in module.named_buffers()
+            if not (buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta) and buffer.numel() <= _MOST
+        }
+
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """While this lasts, the module's forward is called in this mode; what torch does around it is not."""
+        own = vars(self.module).get("forward")
+        plain = self.module.forward
+
+        @wraps(plain)
+        def forward(*args: Any, **kwargs: Any) -> Any:  # Any: what it takes and gives
+            before = dict(self.module.named_buffers())
+            with self:
+                result = plain(*args, **kwargs)
+            self.written |= {name for name, buffer in self.module.named_buffers() if buffer is not before.get(name)}
+            return result
+
+        self.module.forward = forward
+        try:
+            yield
+        finally:
+            del self.module.forward
+            if own is not None:
+                self.module.forward = own
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
         del types
         kwargs = kwargs or {}
+        if isinstance(function, OpOverload):  # what torch itself calls on the way
+            return function(*args, **kwargs)
         name: str = getattr(function, "__name__", "")
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (torch.Tensor, *_SYMBOLS))]
         values = [self._value(leaf) for leaf in given]
         constant = None not in values
         if constant and name in _ASKED:
+            self.asked |= self._buffers_of(given)
             return self._run(function, args, kwargs)
         if constant and name == "__iter__":
             return iter(self.__torch_function__(torch.Tensor.unbind, (), (args[0], 0)))
+        written = ([kwargs["out"]] if "out" in kwargs else args[:1]) if _writes(name, kwargs) else ()
+        memory = self._memory_of(written)
+        self.written |= {key for key, value in self.stored.items() if value.untyped_storage().data_ptr() in memory}
         result = function(*args, **kwargs)
-        if constant and (_is_defined(name, result) or _writes(name, kwargs)):
+        if constant and (written or _is_defined(name, result)):
             self._keep(result, function, args, kwargs)
-        elif _writes(name, kwargs):
-            self._forget([kwargs["out"]] if "out" in kwargs else args[:1])
+        elif written:
+            self._forget(written)
         return result
 
     def _value(self, leaf: Any) -> torch.Tensor | None:  # Any: a tensor, or a size
         """What it is, if known: a plain tensor is a constant of the module, its parameters and buffers are traced."""
         if isinstance(leaf, _SYMBOLS):
             return None
-        if leaf not in self.known and not leaf.requires_grad and not _is_traced(leaf):
+        if leaf in self.known or leaf.requires_grad:
+            return self.known.get(leaf)
+        if not _is_traced(leaf):
             with _disable_current_modes():
                 self.known[leaf] = leaf.clone()
+        elif not leaf.is_floating_point():
+            name = next((name for name, buffer in self.module.named_buffers() if buffer is leaf), None)
+            if name in self.stored:
+                self.known[leaf], self.made_of[leaf] = self.stored[name], frozenset((name,))
         return self.known.get(leaf)
+
+    def _buffers_of(self, given: Iterable[Any]) -> frozenset[str]:  # Any: tensors, and sizes
+        return frozenset[str]().union(*(self.made_of.get(leaf, ()) for leaf in given if isinstance(leaf, torch.Tensor)))
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:  # Any: torch's
         given = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
@@ -82,17 +133,19 @@ class KnownValues(TorchFunctionMode):
                 torch.set_rng_state(state)
         if drawn:
             self._forget((args, kwargs))
+        names = self._buffers_of(tree_leaves((args, kwargs)))
         for traced, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
             if isinstance(traced, torch.Tensor):
                 self.known[traced] = None if drawn else value
+                self.made_of[traced] = names
+
+    def _memory_of(self, leaves: Any) -> set[int]:  # Any: arguments of a function
+        tensors = [leaf for leaf in tree_leaves(leaves) if isinstance(leaf, torch.Tensor)]
+        return {value.untyped_storage().data_ptr() for leaf in tensors if (value := self._value(leaf)) is not None}
 
     def _forget(self, written: Any) -> None:  # Any: arguments of a function
         """What shares memory with what is overwritten by unknown values is unknown."""
-        memory = {
-            value.untyped_storage().data_ptr()
-            for leaf in tree_leaves(written)
-            if isinstance(leaf, torch.Tensor) and (value := self.known.get(leaf)) is not None
-        }
+        memory = self._memory_of(written)
         for traced, value in list(self.known.items()) if memory else ():
             if value is not None and value.untyped_storage().data_ptr() in memory:
                 self.known[traced] = None
@@ -100,7 +153,7 @@ class KnownValues(TorchFunctionMode):
 
 def _is_traced(leaf: torch.Tensor) -> bool:
     kinds: tuple[type, ...] = (FakeTensor, FunctionalTensor)
-    return isinstance(leaf, kinds) or torch._is_functional_tensor(leaf)  # noqa: SLF001  # has no public name
+    return isinstance(leaf, kinds) or torch._is_functional_tensor(leaf) or is_functorch_wrapped_tensor(leaf)  # noqa: SLF001  # has no public name
 
 
 def _is_defined(name: str, result: Any) -> bool:  # Any: what a function gave
