@@ -97,7 +97,7 @@ def scatter(k: Lowering, base: Node, dim: int, places: Node | TopK, values: Node
 
 def fill(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Node:
     """A constant tensor of one value."""
-    return k.expand(k.const(np.asarray(value, np.float32), dtype), shape)
+    return k.expand(k.const(np.asarray(value, np.float64), dtype), shape)
 
 
 def embedding(

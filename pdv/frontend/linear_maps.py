@@ -16,7 +16,7 @@ def applied(k: Lowering, x: Node, over: Sequence[int], matrix: Array, sizes: Seq
     shape, rank = x.type.shape, x.type.rank
     others = [dim for dim in range(rank) if dim not in over]
     flat = k.reshape(k.permute(x, (*others, *over)), (*(shape[dim] for dim in others), matrix.shape[1]))
-    y = k.apply("linear", flat, k.const(matrix.astype(np.float32), x.type.dtype))
+    y = k.apply("linear", flat, k.const(matrix.astype(np.float64), x.type.dtype))
     order = (*others, *over)
     wide = k.reshape(y, (*(shape[dim] for dim in others), *sizes))
     return k.permute(wide, tuple(order.index(dim) for dim in range(rank)))

@@ -132,7 +132,10 @@ class Lowering:
         return self.const(found, declared.dtype_of([operand.type.dtype for operand in operands], attrs))
 
     def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
-        """A known array; values of types that NumPy alone does not know are kept as float32."""
+        """A known array; values of types that NumPy alone does not know are kept as float32.
+
+        Numbers for a type come in float64, and are rounded here: to no less than the type has.
+        """
         array = np.asarray(array)
         if dtype is None:
             try:
@@ -140,7 +143,8 @@ class Lowering:
             except KeyError:
                 raise Unsupported(f"element type {array.dtype.name}") from None
         unknown = dtype is DType.BF16 or (dtype.is_floating and dtype.itemsize == 1)  # to NumPy alone
-        return self.builder.const(array.astype(np.float32) if unknown else array, self.name, dtype)
+        rounded = array.dtype == np.float64 and dtype.is_floating and dtype is not DType.F64
+        return self.builder.const(array.astype(np.float32) if unknown or rounded else array, self.name, dtype)
 
     @staticmethod
     def value(node: Node) -> Array | None:

@@ -85,7 +85,7 @@ def pad(k: Lowering, x: Node, widths: Sequence[tuple[int, int]], value: Number) 
 
 def fill(k: Lowering, value: Number, shape: Sequence[int], dtype: DType) -> Node:
     """A constant tensor of one value."""
-    number = np.float32 if dtype.is_floating else np.bool_ if dtype is DType.BOOL else np.int64
+    number = np.float64 if dtype.is_floating else np.bool_ if dtype is DType.BOOL else np.int64
     return k.expand(k.const(np.asarray(value, number), dtype), shape)
 
 

@@ -21,7 +21,7 @@ def operand(k: Lowering, value: Scalar, dtype: DType) -> Node:
     """A tensor in an element type, or a number as a constant of it."""
     if isinstance(value, Node):
         return k.cast(value, dtype)
-    number = np.float64 if dtype is DType.F64 else np.float32 if dtype.is_floating else np.int64
+    number = np.float64 if dtype.is_floating else np.int64
     return k.const(np.asarray(value, np.bool_ if dtype is DType.BOOL else number), dtype)
 
 
