@@ -305,7 +305,7 @@ def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: d
     given = [x for group in optimizer.param_groups for x in group["params"]]
     own = [x for x in given if x.requires_grad and not isinstance(x, DTensor)]  # leaves' shards need no gradient
     # An optimizer of its own need not step on every rank, unless it trains what stands behind a model's rows.
-    if not own or not cut or (len(own) == len(given) and not _reached(own)):
+    if not own or not cut or not (any(isinstance(x, DTensor) for x in given) or _reached(own)):
         return
     _steps[optimizer] = count = _steps.get(optimizer, 0) + 1
     if count & (count - 1):

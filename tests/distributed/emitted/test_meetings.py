@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,3 +58,26 @@ def test_rows_that_do_not_divide() -> None:
     for rows, said in ((2, "uneven-cut: 2 rows"), (3, "uneven-micro-batches: 3 rows")):
         with pytest.raises(ValueError, match=rf"{said} in 2 micro-batches x dp 2. .* a multiple of 4 = 2 micro"):
             check_divisible([torch.zeros(rows)], axes, 2)
+
+
+STOPS_EARLY = """
+from types import SimpleNamespace
+import torch.distributed as dist
+from pdv.emit.templates.kernels.meetings import meet
+dist.init_process_group("gloo")
+for step in range(2 if dist.get_rank() == 1 else 4):
+    meet(SimpleNamespace(mesh=SimpleNamespace(ranks=True)), f"train_step (number {step})")
+dist.destroy_process_group()
+"""
+
+
+def test_nobody_waits_for_a_rank_whose_program_has_ended(tmp_path: Path) -> None:
+    """As one that stops early, by itself, under torchrun."""
+    script = tmp_path / "stops_early.py"
+    script.write_text(STOPS_EARLY)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 1
+    said = "ranks-apart: ranks 0, 2 are in train_step (number 2); rank 1 is at the end of the program. Every rank has"
+    assert said in done.stderr

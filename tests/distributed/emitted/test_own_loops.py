@@ -144,7 +144,10 @@ def adapters(path: Path) -> None:
     optimizer = optim.SGD([*model.parameters(), nn.Parameter(torch.full((2,), float(model.dp.rank)))])
     _refuse("own-parameters-apart: a parameter .2. .* along dp", optimizer.step)
     if model.dp.rank == 0:
-        optim.SGD(nn.Linear(2, 2).parameters()).step()  # nobody waits for the other ranks
+        alone = nn.Linear(2, 2)
+        optim.SGD(alone.parameters()).step()  # nobody waits for the other ranks
+        alone.bias.requires_grad_(requires_grad=False)
+        optim.SGD(alone.parameters()).step()
     model.sum_over_data(adapter.parameters())
     _refuse("hooks-of-parts: .* or sum_over_data", lambda: model.train_step(*batch(), pair, micro_batches=2))
     _refuse("unknown-row-weights", lambda: mse_loss(model(batch()[0]), model.shard_batch(targets())).backward())

@@ -2,12 +2,17 @@
 
 A function of which all ranks run their part waits for ever, or takes what another one sends, where only some call it.
 Ranks write what they are about to do into the store through which processes found each other, and read what others do.
+One whose program ends writes that, so that nobody waits for it.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +22,7 @@ PATIENCE_S, FIRST_S = 600.0, 1800.0
 Whatever comes first in a run is waited for longer. Ranks that come to two different things learn of it at once."""
 _met: list[str] = []  # what ranks met for, in order
 _LEFT = "!"  # before what a rank waits for no longer
+_ENDED = "."  # in place of what a rank is about to do that does nothing more
 
 
 def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
@@ -31,6 +37,7 @@ def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
     store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), range(dist.get_world_size())  # noqa: SLF001
     number = len(_met)
     _met.append(what)
+    _tell_end(store, rank)
     store.set(_key(number, rank), what)
     keys, end, pause_s = [_key(number, other) for other in ranks], time.monotonic() + patience_s, 1e-4
     while not (all_came := store.check(keys)) and time.monotonic() < end:
@@ -47,6 +54,22 @@ def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
         store.delete_key(_key(number - 2, rank))  # which all have read: they came to the one behind it
 
 
+@cache
+def _tell_end(store: Any, rank: int) -> None:  # Any: a store of torch
+    """Let others know when this process ends, by an error or because it stops early; in a store that is there then."""
+    inside = store
+    while hasattr(inside, "underlying_store"):  # of keys with a prefix
+        inside = inside.underlying_store
+    if type(inside).__name__ == "TCPStore" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return  # rank 0 holds it: when that ends, torch tells the others; where it has ended, torch warns of each write
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # all that torch says of stores
+            store.set(_key(len(_met), rank), _ENDED)
+
+    atexit.register(tell)
+
+
 def _key(number: int, rank: int) -> str:
     return f"{__name__}/{number}/{rank}"
 
@@ -54,8 +77,9 @@ def _key(number: int, rank: int) -> str:
 def _apart(what: str, found: Mapping[int, str], missing: list[int], before: str, patience_s: float) -> RuntimeError:
     by_what: dict[str, list[int]] = {}
     for rank, each in found.items():
-        text = f"in {each.removeprefix(_LEFT)}" + (", where it waits no longer" if each[:1] == _LEFT else "")
-        by_what.setdefault(text if missing == [] else f"in {each.removeprefix(_LEFT)}", []).append(rank)
+        text = "at the end of the program" if each == _ENDED else f"in {each.removeprefix(_LEFT)}"
+        left = ", where it waits no longer" if each[:1] == _LEFT and not missing else ""
+        by_what.setdefault(text + left, []).append(rank)
     parts = [f"{_name(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}" for text, ranks in by_what.items()]
     if missing:
         parts.append(f"{_name(missing)} did not come in {patience_s:.0f} s (last seen in {before})")
