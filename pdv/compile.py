@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt
 
 from ir.errors import VerificationError
 from ir.graph import Graph
@@ -49,7 +51,7 @@ def optimize(
     example_inputs: Any = None,  # Any: what the module's forward takes
     *,
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
-    batch: int | None = None,
+    batch: Annotated[int, Ge(1)] | None = None,
     dims: Mapping[str, int | Sequence[float]] | None = None,
     dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
     mode: config.Mode = config.MODE,
@@ -59,7 +61,7 @@ def optimize(
     offload: str = config.OFFLOAD,
     allow: Sequence[str] = (),
     compiled: bool = False,
-    memory_limit: float | None = None,
+    memory_limit: Annotated[float, Gt(0)] | None = None,
     search: str = config.SEARCH,
     mesh: Mapping[str, int] | None = None,
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ir.errors import InternalError, PdvError, UsageError, WriteError, did_you_mean
 from ir.files.writing import is_full
+from pdv.arguments import check_arguments
 from pdv.config import VERSION
 from pdv.folders import cache_folder
 
@@ -85,7 +86,10 @@ def guarded(name: str) -> Iterator[None]:
 
 
 def door(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function that users call by ``name``: ``guarded``, and arguments that it does not take are theirs to mend."""
+    """A function that users call by ``name``: ``guarded``, and arguments that it does not take are theirs to mend.
+
+    What it does not take is what its signature has no place for, and what its annotations do not admit.
+    """
 
     def wrapped(call: Callable[P, T]) -> Callable[P, T]:
         takes = signature(call)
@@ -93,12 +97,13 @@ def door(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(call)
         def called(*args: P.args, **named: P.kwargs) -> T:
             try:
-                takes.bind(*args, **named)
+                given = takes.bind(*args, **named).arguments
             except TypeError as error:
                 known = [each for each in takes.parameters if each != "self"]
                 mend = " ".join(did_you_mean(each, known) for each in named.keys() - takes.parameters.keys())
                 raise UsageError(f"{name}: {error}", f"Allowed: {', '.join(known)}", mend) from None
             with guarded(name):
+                check_arguments(call, name, given)
                 return call(*args, **named)
 
         return called

@@ -41,7 +41,10 @@ ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "ir": ("ir",),
     "learned_cost": ("learned_cost",),
-    "files": ("pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.watch", "pdv.plan.seal", "pdv.plan.source"),
+    "files": (
+        "pdv.arguments", "pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.watch", "pdv.plan.seal",
+        "pdv.plan.source",
+    ),
     "rewrite": ("pdv.rewrite",),
     "passes": ("pdv.passes",),
     "cluster": ("pdv.cluster",),

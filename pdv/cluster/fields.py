@@ -6,7 +6,7 @@ import difflib
 import keyword
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
@@ -42,6 +42,17 @@ def axis_name(value: object) -> str:
             "Allowed: up to 16 lower-case letters, digits and _, no Python keyword, as the emitted program uses it",
         )
     return value
+
+
+def axis_sizes(sizes: object) -> Mapping[str, int]:
+    """Axes of a mesh, each with its size."""
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise ValueProblem(f"{shorten(sizes)} is no mesh", "Allowed: names of axes with their sizes, slow to fast")
+    for name, size in sizes.items():
+        axis_name(name)
+        if type(size) is not int or size < 1:
+            raise ValueProblem(f"{shorten(size)} is no size of the axis {name}", "Allowed: whole numbers from 1")
+    return sizes
 
 
 def dtype(value: object) -> str:

@@ -14,6 +14,8 @@ from ir.errors import PinsError, UsageError, did_you_mean
 from ir.graph import Graph
 from pdv import config
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cluster.fields import axis_sizes
+from pdv.cluster.units import ValueProblem
 from pdv.cost.compute import ComputeModel
 from pdv.pins import PinSet, load_pins
 from pdv.pipelines.pinned import FREE, Pinned
@@ -96,8 +98,8 @@ def load_target(
     Where ``running`` says of how many stages, the mesh is that of a stage.
 
     Raises:
-        UsageError: if the caller's mesh is none of the cluster's.
-        PinsError: if the pins' is none, or they fix another than the caller.
+        UsageError: if the caller's mesh is none, or none of the cluster's.
+        PinsError: if the pins' is so, or they fix another than the caller.
     """
     pins = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
@@ -125,9 +127,19 @@ def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> 
     """The mesh that the caller or the pins fix, if any.
 
     Raises:
-        PinsError: if they fix two.
+        UsageError: if the caller's has other names or sizes than a program can have.
+        PinsError: if the pins' has, or they fix two.
     """
     pinned = pins.mesh if isinstance(pins, PinSet) else None
+    try:
+        _ = mesh is None or axis_sizes(mesh)
+    except ValueProblem as problem:
+        raise UsageError(f"mesh: {problem.what}", problem.allowed) from None
+    if isinstance(pins, PinSet) and pinned is not None:
+        try:
+            axis_sizes(pinned)
+        except ValueProblem as problem:
+            raise PinsError(f"{pins.source.where(('mesh',))}: {problem.what}", problem.allowed) from None
     if mesh is None or pinned is None or list(mesh.items()) == list(pinned.items()):
         return mesh or pinned
     said, asked = (", ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (pinned, mesh))

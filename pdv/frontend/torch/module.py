@@ -8,7 +8,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -337,10 +337,20 @@ def _check_read(program: ExportedProgram) -> None:
 
 
 def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of a call on example inputs."""
+    """The positional and keyword arguments of a call on example inputs.
+
+    Raises:
+        UsageError: if they are neither tensors nor several arguments.
+    """
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
-    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    given: object = example_inputs
+    if not isinstance(given, Iterable):
+        given = type(example_inputs).__name__
+        raise UsageError(f"example_inputs: a {given}", "Allowed: a tensor, a tuple of arguments, or a dict by name")
+    return tuple(example_inputs), {}
 
 
 def resize_inputs(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:
