@@ -7,6 +7,7 @@ Ranks are given the same batch, or rows differ silently: now and then their chec
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .kernels.meetings import meet
 from .losses import asked_scale, hand_out
 from .parallel import Axis
-from .stored import local_piece
+from .stored import cut_over, local_piece
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
@@ -31,6 +31,7 @@ cut: list[Axis] = []  # over which the batch of the last model on several ranks 
 _APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BESIDE = torch.zeros((), requires_grad=True).view(())  # what ``backward`` reaches, and nobody asks for
+_DIFFER = "ranks-differ: {} should be the same on several ranks, and is not: a rank alone drew, clipped or changed it. "
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -258,7 +259,8 @@ def check_ranks(
 ) -> None:
     """Before passes or steps 1, 2, 4, 8, … of training, and as many of evaluation: whether ranks were given the same.
 
-    Before the first of training: whether they have the same weights. given, own: as of ``check_same``; what: the call.
+    In training, whether they have the same weights, too: behind the first, those of the first rank are taken, and it is
+    said. given, own: as of ``check_same``; what: the call.
 
     Raises:
         RuntimeError: if they do not.
@@ -274,8 +276,8 @@ def check_ranks(
     if count & (count - 1) == 0:
         meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})")
         check_same(model, given, own)
-    if is_training and count == 1:
-        _compare_weights(model)
+        if is_training:
+            _compare_weights(model, go_on=count > 1)
 
 
 @torch.no_grad()
@@ -323,30 +325,34 @@ def check_in_sync(model: ParallelModule) -> None:
 
 
 @torch.no_grad()
-def _compare_weights(model: ParallelModule) -> None:
-    """Whether ranks that hold the same parameter or buffer hold the same bits: one small all-reduce for each axis.
+def _compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
+    """Whether ranks that hold the same parameter or buffer hold the same bits: two small all-reduces an axis.
 
     Raises:
-        RuntimeError: naming those that differ.
+        RuntimeError: naming those that differ, on all ranks; to ``go_on`` all take the first one's, with a warning.
     """
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
-    for axis in model.mesh.axes:
-        same = [(name, local_piece(x)) for name, x in held if axis not in cut_over(model, x)]
-        if axis.size == 1 or not same:
-            continue
-        found = torch.stack([checksum(x).to(model.mesh.device) for _, x in same])
-        if names := [name for (name, _), ok in zip(same, is_same_on(axis, found).tolist(), strict=True) if not ok]:
-            raise RuntimeError(
-                f"ranks-differ: {', '.join(names)} should be the same on all ranks of axis {axis.name}, and is not. "
-                "A random number, a hook or a change by hand was another on each. Load a checkpoint."
-            )
-
-
-def cut_over(model: ParallelModule, x: Tensor) -> tuple[Axis, ...]:
-    """The axes along which ranks hold different pieces."""
-    placements = x.placements if isinstance(x, DTensor) else ()
-    return tuple(a for a, placed in zip(model.mesh.axes, placements, strict=False) if isinstance(placed, Shard))
+    axes = model.mesh.axes
+    along = [(axis, [axis not in cut_over(axes, x) for _, x in held]) for axis in axes if axis.size > 1]
+    sums = torch.stack([checksum(local_piece(x)).to(model.mesh.device) for _, x in held])
+    differ = torch.zeros_like(sums)
+    for axis, same in along:
+        differ += ~is_same_on(axis, sums) & torch.tensor(same, device=sums.device)
+    for axis, _ in along:
+        dist.all_reduce(differ, dist.ReduceOp.MAX, group=axis.group)
+    names = [name for (name, _), other in zip(held, differ.tolist(), strict=True) if other]
+    told = _DIFFER.format(", ".join(names))
+    if names and not go_on:
+        raise RuntimeError(told + "Load a checkpoint.")
+    if names:
+        warnings.warn(told + "All go on with the first one's.", stacklevel=2)
+    for axis, same in along:
+        for (name, x), holds in zip(held, same, strict=True):
+            if holds and name in names:
+                first = local_piece(x).contiguous()
+                dist.broadcast(first, group=axis.group, group_src=0)
+                local_piece(x).data.copy_(first)  # passes that backward waits for may hold it
 
 
 def checksum(x: Tensor) -> Tensor:

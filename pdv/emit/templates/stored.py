@@ -6,7 +6,7 @@ And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``counted_
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from .parallel import Axis
 
@@ -391,3 +391,9 @@ def _is_unread(flat: Tensor) -> bool:
     memory = flat.untyped_storage()
     held = torch._C._storage_Use_Count(memory._cdata)  # noqa: SLF001
     return held <= 2 and not flat.is_shared()  # type: ignore[no-untyped-call]  # by ``flat`` and by ``memory``
+
+
+def cut_over(axes: Sequence[Axis], x: Tensor) -> tuple[Axis, ...]:
+    """Those of a mesh's axes along which ranks hold different pieces."""
+    placements = x.placements if isinstance(x, DTensor) else ()
+    return tuple(a for a, placed in zip(axes, placements, strict=False) if isinstance(placed, Shard))

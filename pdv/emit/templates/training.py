@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .calls import check_divisible, check_ranks, checksum, cut, cut_over, is_same_on
+from .calls import check_divisible, check_ranks, checksum, cut, is_same_on
 from .gradients import Leaves
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
@@ -31,7 +31,7 @@ from .kernels.meetings import meet
 from .kernels.states import check_loaded_states, check_pieces
 from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
 from .parallel import Axis, combine, partition
-from .stored import Held, Weights, local_piece
+from .stored import Held, Weights, cut_over, local_piece
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
@@ -265,7 +265,7 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
     by_axes: dict[tuple[Axis, ...], list[Tensor]] = {}
     for p in model.own_parameters():
         if p.grad is not None:
-            by_axes.setdefault(cut_over(model, p.grad), []).append(local_piece(p.grad))
+            by_axes.setdefault(cut_over(model.mesh.axes, p.grad), []).append(local_piece(p.grad))
     is_max = math.isinf(norm_type)
     powers = [torch.zeros((), device=model.mesh.device)]
     for axes, grads in by_axes.items():

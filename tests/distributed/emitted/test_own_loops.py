@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,27 @@ def unmended() -> None:
         DTensor._op_dispatcher = dispatcher
 
 
+def _drifts(path: Path) -> None:
+    """One rank alone clips: said at the next pass that is compared, from which all go on with the first one's."""
+    model = classifier(path, MESH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train_step(*batch(), pair)
+    if dist.get_rank() == 0:
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1e-6)
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="ranks-differ"):
+        model.check_in_sync()
+    with pytest.warns(UserWarning, match="ranks-differ: .*bias.* the same on several ranks.*first one's"):
+        model.train_step(*batch(), pair)
+    model.check_in_sync()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            optimizer.step()
+            model.train_step(*batch(), pair)
+
+
 def refusals(path: Path) -> None:
     model = classifier(path, MESH)
     rank = dist.get_rank()
@@ -174,6 +196,7 @@ def refusals(path: Path) -> None:
         assert isinstance(model.bias, DTensor)
         model.bias.to_local().add_(rank)
     _refuse("ranks-differ: bias", lambda: model.train_step(*batch(), pair))
+    _drifts(path)
     model = classifier(path, MESH)
     torch.manual_seed(rank)
     _refuse("other-random-numbers", lambda: nn.init.normal_(model.bias))
