@@ -49,8 +49,16 @@ def check_arguments(call: Callable[..., Any], name: str, given: Mapping[str, Any
 @cache
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:
     """By argument, annotations of plain things."""
-    found = typing.get_type_hints(call, include_extras=True)
-    return {name: hint for name, hint in found.items() if name != "return" and hint is not Any and _is_plain(hint)}
+    found: dict[str, Any] = {}
+    for name, written in call.__annotations__.items():
+        one = types.SimpleNamespace(__annotations__={name: written})
+        try:
+            hint = typing.get_type_hints(one, call.__globals__, include_extras=True)[name]
+        except NameError:  # of what is imported where types are checked, and not where they run
+            continue
+        if name != "return" and hint is not Any and _is_plain(hint):
+            found[name] = hint
+    return found
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
