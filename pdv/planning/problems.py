@@ -132,7 +132,7 @@ def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> 
     """
     pinned = pins.mesh if isinstance(pins, PinSet) else None
     try:
-        _ = mesh is None or axis_sizes(mesh)
+        _ = not mesh or axis_sizes(mesh)  # none: a stage is one device
     except ValueProblem as problem:
         raise UsageError(f"mesh: {problem.what}", problem.allowed) from None
     if isinstance(pins, PinSet) and pinned is not None:

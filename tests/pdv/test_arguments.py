@@ -35,7 +35,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("mesh", {"dp": 0}, "0 is no size of the axis dp"),
     ("mesh", {"x": 1, "a b": 2}, "'a b' is no axis name"),
     ("mesh", {"class": 2}, "no Python keyword"),
-    ("mesh", {}, "is no mesh"),
 ]
 
 
