@@ -178,6 +178,8 @@ class Search:
                 made.discard((estimate.candidate, estimate.mode))
                 self.known.pop(estimate.candidate, None)
                 self.estimates.tighten(estimate, needed)
+            # Of those that do not fit, what takes longer than was hoped for was not looked into.
+            self.known = {one: each for one, each in self.known.items() if any(found.fits for found in each)}
         plain = min((one for one in self._all if one.is_plain and one.fits), key=lambda one: one.step_s, default=None)
         if plain is not None and self.best is not None and plain.step_s < self.best.step_s:
             self._make(plain, self.estimates.insides)  # what estimates of pipelines leave out it may not have
@@ -186,9 +188,10 @@ class Search:
                 self._keep(found)
         return self.best
 
-    def _make_all(self, made: set[tuple[Candidate, Mode]]) -> list[Refuted]:
-        """Make the best estimates: those of which no plan fits. made: what was made before, and is now, too."""
+    def _make_all(self, earlier: set[tuple[Candidate, Mode]]) -> list[Refuted]:
+        """Make the best estimates but those made ``earlier``, to which they are added: those of which no plan fits."""
         done: dict[tuple[Candidate, Recompute, Order], float] = {}
+        made: set[tuple[Candidate, Mode]] = set()
         refuted: list[Refuted] = []
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
@@ -196,19 +199,17 @@ class Search:
             kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
             same = [c for c, _ in made if (c.stages, c.mesh) == (one.candidate.stages, one.candidate.mesh)]
             alike = {c.micro_batches for c in (*same, one.candidate)}
-            if kind in made or one.step_s > TIED * done.get(turns, math.inf):
+            if kind in made | earlier or one.step_s > TIED * done.get(turns, math.inf):
                 continue
             if self.best is None or len(alike) <= ALIKE:
                 made.add(kind)
-                ways = [self.estimates.insides] if self.late else [self._rewritten, self.estimates.insides]
-                needed = math.inf
-                for insides in ways:
-                    needed = min(needed, self._make(one, insides))
-                    if needed <= self.limit:
-                        done.setdefault(turns, one.step_s)  # of more or fewer stages on each rank the fastest
-                        break
-                else:
-                    refuted += [Refuted(one, needed)] if one.promising else []
+                needed = math.inf if self.late else self._make(one, self._rewritten)
+                needed = needed if needed <= self.limit else min(needed, self._make(one, self.estimates.insides))
+                if needed <= self.limit:
+                    done.setdefault(turns, one.step_s)  # of more or fewer stages on each rank the fastest
+                elif one.promising:
+                    refuted.append(Refuted(one, needed))
+        earlier |= made
         return refuted
 
     def _was_misled(self, refuted: Sequence[Refuted]) -> bool:
