@@ -52,7 +52,7 @@ def optimize(
     *,
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
     batch: Annotated[int, Ge(1)] | None = None,
-    dims: Mapping[str, int | Sequence[float]] | None = None,
+    dims: Mapping[str, bool | float | Sequence[float]] | None = None,
     dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
     mode: config.Mode = config.MODE,
     dtype: str | None = None,

@@ -21,7 +21,7 @@ from pdv.frontend.lowering import Drawn
 BATCH = "b"
 """What a program calls the number of rows of its inputs: dim 0 of the first."""
 
-Dims = Mapping[str, "int | Sequence[float]"]
+Dims = Mapping[str, "bool | float | Sequence[float]"]
 """What is said of a model before it is read: open sizes by name; inputs of a file that have one value for the plan."""
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when the tensor is read

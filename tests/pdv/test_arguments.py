@@ -24,7 +24,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("memory_limit", "1 KiB", "a number of more than 0"),
     ("memory_limit", -1, "more than 0"),
     ("budget_s", "5s", "a number"),
-    ("dims", [1], "a dict, from a text to a whole number, or a list, of each: a number"),
+    ("dims", [1], "a dict, from a text to True or False, or a number, or a list, of each: a number"),
     ("rules", [1], "a list, of each: a text, or a path"),
     ("cost", 1, "a text, or a path"),
     ("compiled", "yes", "True or False"),
