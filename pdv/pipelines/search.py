@@ -117,9 +117,9 @@ def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
 def _how_it_runs(found: Found) -> str:
     """In how many parts, in words."""
     candidate, again = found.estimate.candidate, found.estimate.mode.recompute != "none"
-    parts = ((candidate.stages, "stage"), (candidate.micro_batches, "micro-batch"))
-    each = (f"{count} {name}{'' if count == 1 else 'es' if name.endswith('ch') else 's'}" for count, name in parts)
-    return " and ".join(each) + (", recomputed" if again else "")
+    stages = f"{candidate.stages} stage{'' if candidate.stages == 1 else 's'}"
+    parts = f"{candidate.micro_batches} micro-batch{'' if candidate.micro_batches == 1 else 'es'}"
+    return f"{stages} and {parts}{', recomputed' if again else ''}"
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx.experimental import symbolic_shapes
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ir.errors import ModelError
@@ -202,12 +203,14 @@ def argument_names(program: ExportedProgram) -> dict[str, str]:
 @contextmanager
 def unlogged() -> Iterator[None]:
     """While this lasts, torch does not log that an operator fails on tensors without values, which is told as well."""
-    log = logging.getLogger(fake_tensor.__name__)
-    before, log.disabled = log.disabled, True
+    before = {(log := logging.getLogger(module.__name__)): log.disabled for module in (fake_tensor, symbolic_shapes)}
+    for log in before:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = before
+        for log, disabled in before.items():
+            log.disabled = disabled
 
 
 def where_of(node: torch.fx.Node) -> str:

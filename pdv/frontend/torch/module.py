@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -31,12 +30,11 @@ from pdv.frontend.torch.copies import prepared_copy
 from pdv.frontend.torch.draws import DRAWING, drawing_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
-from pdv.frontend.torch.exported_state import storage_of
+from pdv.frontend.torch.exported_state import storage_of, unlogged
 from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
 from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
 
-_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
 """One tensor, the positional arguments, or the keyword arguments of a module's forward."""
 
@@ -173,7 +171,7 @@ def _export(
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
         values = KnownValues(module)
         known = nullcontext() if strict else _values_known(values)
-        with tracing(module), redirect_stderr(said), _unlogged(), _unvalidated(), _functions_called() as called, known:
+        with tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
     sys.stderr.write(said.getvalue())
@@ -193,19 +191,6 @@ def _drop_rebound(program: ExportedProgram) -> None:
         if node.args[0].op == "placeholder" and buffer != bound:
             graph.erase_node(node)
     program.graph_module.recompile()
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """While this lasts, torch writes no tracebacks of operators that it cannot trace to its log: errors say why."""
-    before = {(log := logging.getLogger(name)): log.level for name in _LOGS}
-    for log in before:
-        log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for log, level in before.items():
-            log.setLevel(level)
 
 
 _GET_DATA, _SET_DATA = (getattr(torch.Tensor.data, name) for name in ("__get__", "__set__"))
@@ -346,11 +331,11 @@ def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict
         return (), dict(example_inputs)
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
-    given: object = example_inputs
-    if not isinstance(given, Iterable):
-        given = type(example_inputs).__name__
-        raise UsageError(f"example_inputs: a {given}", "Allowed: a tensor, a tuple of arguments, or a dict by name")
-    return tuple(example_inputs), {}
+    try:
+        return tuple(example_inputs), {}
+    except TypeError:
+        what = f"example_inputs: a {type(example_inputs).__name__}"
+        raise UsageError(what, "Allowed: a tensor, a tuple of arguments, or a dict by name") from None
 
 
 def resize_inputs(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:

@@ -74,6 +74,11 @@ def hard_sigmoid(c: Call) -> Node:
     k, x, slope, shift = c.k, c[0], c.attrs["alpha"], c.attrs["beta"]
     if np.float32(slope) == np.float32(1 / 6) and shift == 0.5:
         return kinks.hard_sigmoid(k, x)
+    return sloped(k, x, slope, shift)
+
+
+def sloped(k: Lowering, x: Node, slope: float, shift: float) -> Node:
+    """A line between 0 and 1."""
     return kinks.hardtanh(k, k.shift(k.scale(x, slope), shift), 0.0, 1.0)
 
 

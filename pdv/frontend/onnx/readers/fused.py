@@ -14,10 +14,10 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import kinks, layers, masks
+from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
-from pdv.frontend.onnx.readers.functions import leaky
+from pdv.frontend.onnx.readers.functions import leaky, sloped
 from pdv.frontend.onnx.readers.windows import conv
 
 DOMAIN = "com.microsoft"
@@ -183,17 +183,13 @@ def rotated(c: Call) -> Node:
     return k.reshape(k.permute(y, (0, 2, 1, 3)), (b, s, h * e)) if flat else y
 
 
-def _hard_sigmoid(k: Lowering, x: Node, slope: float, shift: float) -> Node:
-    return kinks.hardtanh(k, k.shift(k.scale(x, slope), shift), 0.0, 1.0)
-
-
 _ACTIVATIONS: Mapping[str, tuple[Sequence[float], Callable[..., Node]]] = {
     "Relu": ((), lambda k, x: k.apply("relu", x)),
     "Tanh": ((), lambda k, x: k.apply("tanh", x)),
     "Sigmoid": ((), lambda k, x: k.apply("sigmoid", x)),
     "LeakyRelu": ((0.01,), lambda k, x, slope: leaky(k, x, k.scale(x, slope))),
     "Clip": ((-math.inf, math.inf), masks.clamp),
-    "HardSigmoid": ((0.2, 0.5), _hard_sigmoid),
+    "HardSigmoid": ((0.2, 0.5), sloped),
 }
 """Activations behind a product, and their numbers where a node does not say them."""
 
