@@ -39,6 +39,7 @@ from pdv.report.html.facts import Step, page_facts
 from pdv.report.loaded import workload_of_found
 from pdv.report.opaque import OpaqueWarning, opaque_warning
 from pdv.report.simulated import step_facts
+from pdv.report.summary import summarize
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
@@ -203,7 +204,8 @@ def optimize(
     drawn = page_facts(Step(workload, found.derived, found.cost, simulation, memory), document)
     plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights, drawn)
     progress("running the emitted text on simulated ranks", None)
-    return replace(plan, document={**document, "run": run_document(plan)})
+    document |= {"run": run_document(plan)}
+    return replace(plan, document=document, told=summarize(document))
 
 
 def _workload(found: BestPlan, listed: Cluster) -> Workload:

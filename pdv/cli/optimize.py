@@ -273,7 +273,6 @@ def _keep(directory: Path | None, *, no_cache: bool) -> Cache | None:
 
 def _print(plan: Plan, target: Path | None, *, as_json: bool, interrupted: bool) -> None:
     from pdv.report.opaque import opaque_warning
-    from pdv.report.summary import summarize
 
     found = {"output": None if target is None else str(target), "plan": plan.document}
     told = "interrupted: this is the best plan of what had been searched by then"
@@ -282,7 +281,7 @@ def _print(plan: Plan, target: Path | None, *, as_json: bool, interrupted: bool)
             print_warning(warning)
         if interrupted:
             print_warning(told)
-        print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})
+        print_table(dict(plan.told) | {"written": "nothing" if target is None else f"{target}/"})
     elif not interrupted:
         print_json("optimize", **found)
     if interrupted:

@@ -1,6 +1,6 @@
 """One candidate in full: its inside carried over to the whole program, cut and simulated.
 
-Entry points: ``Pricer``; ``sliced``, ``hosted_bytes``: what was found, in another way.
+Entry points: ``Pricer``; ``sliced``, ``hosted_bytes``: what was found, in another way; ``refuse``: nothing was.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
+from pdv.cluster.units import MEMORY
 from pdv.memory import needed_bytes, step_memory
 from pdv.pcg.in_slices import workload_in_slices
 from pdv.pcg.resting import exchanged
@@ -204,3 +205,27 @@ def hosted_bytes(space: Space, found: Found) -> float | None:
     memory = step_memory(hosted)
     has_room = all(one.host_bytes <= one.device.host_limit_bytes for one in memory.stages)
     return memory.worst.least_bytes if has_room else None
+
+
+def refuse(space: Space, nearest: Found | None) -> NoPlanFitsError:
+    """What is said where nothing that is as pinned fits, of the smallest plan found."""
+    pinned, mend = space.pinned.says_how, "Use more devices, or a smaller batch"
+    if pinned:
+        mend = f"Leave out --stages, --micro-batches, --schedule or --recompute. {mend}"
+    if nearest is None:
+        return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
+    limit = space.problem.memory_limit
+    kind = " that is as pinned" if pinned else f", of {_how_it_runs(nearest)},"
+    what = f"the smallest plan found{kind} {too_large(nearest.needed_bytes, limit)}"
+    hosted = hosted_bytes(space, nearest)
+    if hosted is not None and hosted <= limit:
+        mend = f"With --offload activations it would fit ({MEMORY.format(hosted)} per device). {mend}"
+    return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
+
+
+def _how_it_runs(found: Found) -> str:
+    """In how many parts, in words."""
+    candidate, again = found.estimate.candidate, found.estimate.mode.recompute != "none"
+    stages = f"{candidate.stages} stage{'' if candidate.stages == 1 else 's'}"
+    parts = f"{candidate.micro_batches} micro-batch{'' if candidate.micro_batches == 1 else 'es'}"
+    return f"{stages} and {parts}{', recomputed' if again else ''}"

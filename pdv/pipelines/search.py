@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
-from pdv.cluster.units import MEMORY
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
@@ -25,11 +23,10 @@ from pdv.pipelines.estimates import AGAIN, Estimate, Estimates, Mixing
 from pdv.pipelines.inside import Insides
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode
-from pdv.pipelines.priced import Found, Pricer, hosted_bytes, sliced
+from pdv.pipelines.priced import Found, Pricer, refuse, sliced
 from pdv.problem import Problem
 from pdv.problem.workload import Order, Recompute
 from pdv.search.meshes import BestPlan
-from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.variants.backtrack import Noticed
 from pdv.simulate.step import simulate
@@ -83,7 +80,7 @@ def search_pipelines(
     search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
     if best is None and (search.nearest is not None or not pinned.allows_whole):
-        raise _too_large(space, search.nearest)
+        raise refuse(space, search.nearest)
     if best is None or best.estimate.is_plain:
         return None
     if pinned.slices is not None:
@@ -95,31 +92,14 @@ def search_pipelines(
     bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, bounding))
     watch.tell(Standing(search.looked_at, step_s, bound))
     complete = search.complete and not (search.stopped.noticed or bounding.noticed)
-    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
-
-
-def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
-    """What is said where nothing that is as pinned fits."""
-    pinned, mend = space.pinned.says_how, "Use more devices, or a smaller batch"
-    if pinned:
-        mend = f"Leave out --stages, --micro-batches, --schedule or --recompute. {mend}"
-    if nearest is None:
-        return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
-    limit = space.problem.memory_limit
-    kind = " that is as pinned" if pinned else f", of {_how_it_runs(nearest)},"
-    what = f"the smallest plan found{kind} {too_large(nearest.needed_bytes, limit)}"
-    hosted = hosted_bytes(space, nearest)
-    if hosted is not None and hosted <= limit:
-        mend = f"With --offload activations it would fit ({MEMORY.format(hosted)} per device). {mend}"
-    return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
-
-
-def _how_it_runs(found: Found) -> str:
-    """In how many parts, in words."""
-    candidate, again = found.estimate.candidate, found.estimate.mode.recompute != "none"
-    stages = f"{candidate.stages} stage{'' if candidate.stages == 1 else 's'}"
-    parts = f"{candidate.micro_batches} micro-batch{'' if candidate.micro_batches == 1 else 'es'}"
-    return f"{stages} and {parts}{', recomputed' if again else ''}"
+    return replace(
+        best.plan,
+        step_s=step_s,
+        lower_bound_s=bound,
+        states=search.states,
+        complete=complete,
+        leaves_whole=search.leaves_whole,
+    )
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:
@@ -162,6 +142,18 @@ class Search:
     def complete(self) -> bool:
         """False if an inside was cut short."""
         return self.estimates.insides.complete and self._rewritten.complete
+
+    @property
+    def leaves_whole(self) -> bool:
+        """Whether the whole batch at once, of which no estimate fits, may fit after all and beat what was found."""
+        if (
+            self.best is None
+            or not self.space.pinned.allows_whole
+            or any(one.is_plain and one.fits for one in self._all)
+        ):
+            return False
+        least_s = self.estimates.floors.least_s(1, 1, None, again=False)
+        return self.space.least_bytes(1, 1) <= self.limit and least_s * NEAR < self.best.step_s
 
     def run(self) -> Found | None:
         """The best plan that fits: rewritten where that is another one than as written, of the best estimates."""

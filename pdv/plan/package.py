@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pdv.frontend.program import Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A verified plan of one model on one cluster.
 
@@ -43,6 +43,7 @@ class Plan:
         emission: what is written of the parallel computation graph that the document's derivation makes of it.
         weights: the source's tensors, read when saving.
         drawn: what report.html tells beside plan.json (``pdv.report.html.facts``), where that page is to be written.
+        told: what is read first of the plan, as the command line prints it (``pdv.report.summary``).
     """
 
     document: Mapping[str, Any]  # Any: JSON
@@ -50,7 +51,14 @@ class Plan:
     mesh: Mesh
     emission: Emission
     weights: Weights
-    drawn: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    drawn: Mapping[str, Any] | None = field(default=None, compare=False)
+    told: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        """As the command line prints it, a line each."""
+        rows = {"plan": self.source.name, **self.told}
+        width = max(map(len, rows))
+        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows.items())
 
     @property
     def pcg(self) -> Graph:

@@ -141,18 +141,26 @@ def _in_parts(
     refused: list[NoPlanFitsError],
     effort: Effort,
 ) -> BestPlan | None:
-    """The best plan in parts; None where none fits, and the batch as a whole is still to be tried.
+    """The best plan in parts, or the whole batch's where that is open; None if that is still to be searched.
 
     Raises:
-        NoPlanFitsError: if it is not; else it is among ``refused`` then.
+        NoPlanFitsError: if none fits, and the whole batch is not allowed; else it is among ``refused`` then.
     """
+    deadline = time.thread_time() + effort.budget_s
     try:
-        return _search_pipelines(problems, cluster, effort, progress=progress, pinned=pinned, pins=pins, inside=inside)
+        found = _search_pipelines(problems, cluster, effort, progress=progress, pinned=pinned, pins=pins, inside=inside)
     except NoPlanFitsError as error:
         if not pinned.allows_whole:
             raise
         refused.append(error)
         return None
+    if found is None or not found.leaves_whole:
+        return found
+    try:
+        whole = _search(problems, effort.until(deadline), pins, progress, cluster)
+    except NoPlanFitsError:
+        return found
+    return whole if _step_s(whole, cluster) < found.seconds else found
 
 
 def _refusal(
@@ -270,7 +278,6 @@ def _search(
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if none fits in memory.
     """
-    from pdv.report.loaded import workload_of_found
     from pdv.report.remedies import need_of
 
     strategy = effort.strategy(pins)
@@ -278,7 +285,7 @@ def _search(
     try:
         return search_meshes(
             problems, lambda fraction: progress(SEARCHING, fraction), effort.budget_s, strategy, effort.seed,
-            need_of(cluster), lambda found: simulate(workload_of_found(found, cluster)).step_s, effort.watch,
+            need_of(cluster), partial(_step_s, cluster=cluster), effort.watch,
         )  # fmt: skip
     except NoPlanFitsError as error:
         if effort.watch.stopped():
@@ -288,6 +295,13 @@ def _search(
         if blamed is None:
             raise
         raise blamed from error
+
+
+def _step_s(found: BestPlan, cluster: Cluster) -> float:
+    """Seconds of a plan's step, simulated."""
+    from pdv.report.loaded import workload_of_found
+
+    return simulate(workload_of_found(found, cluster)).step_s
 
 
 def cache_in(directory: str | os.PathLike[str] | Cache | None) -> Cache | None:

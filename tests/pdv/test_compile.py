@@ -53,6 +53,14 @@ def written(plan: Plan, directory: Path, **changes: Any) -> Path:
     return directory
 
 
+def test_a_plan_is_shown_as_the_command_line_prints_it() -> None:
+    """A notebook shows it so: no document, and no weights."""
+    names = [line.split("  ")[0] for line in repr(base()).splitlines()]
+    assert names[:2] == ["plan", "mesh"]
+    assert {"predicted step", "predicted memory", "certificate", "proof", "run"} <= set(names)
+    assert len(repr(base())) < 2500
+
+
 def test_every_option_reaches_the_plan() -> None:
     assert base().document["mode"] == "train"
     infer = planned(mode="infer")

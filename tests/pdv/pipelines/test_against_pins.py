@@ -77,6 +77,14 @@ def test_what_was_not_looked_into_for_a_plan_that_does_not_fit_is_looked_into_th
     assert step_s(cluster, sizes, 32, limit=limit) <= 1.01 * pinned
 
 
+def test_the_whole_batch_is_searched_where_no_estimate_of_it_fits_and_it_may() -> None:
+    """A cut that fits was not among those estimated: three stages took a fourth longer."""
+    cluster = load_cluster({"name": "one", "nodes": [{"devices": 3, "device": "a100-40gb-sxm", "link": "pcie4"}]})
+    sizes, limit = "bert:layers=4,hidden=512,heads=8,seq=128,vocab=30000", 1057095703.0
+    whole = step_s(cluster, sizes, 12, pipelines="never", limit=limit)
+    assert step_s(cluster, sizes, 12, limit=limit) <= 1.01 * whole
+
+
 def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
     node = {"count": 32, "devices": 8, "device": A100, "link": "nvlink3"}
     cluster = load_cluster({"name": "large", "nodes": [node], "network": "ib-hdr"})
