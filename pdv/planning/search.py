@@ -266,7 +266,9 @@ def _search_pipelines(
     if found is None:
         return None
     bound = min(0.0 if one is None else one.lower_bound_s for one in ways)  # of a way without a plan nothing is known
-    return replace(found, meshes=len(problems), lower_bound_s=bound, states=sum(one.states for one in ways if one))
+    leaves_whole = any(one is None or one.leaves_whole for one in ways) and pinned.allows_whole
+    states = sum(one.states for one in ways if one)
+    return replace(found, meshes=len(problems), lower_bound_s=bound, states=states, leaves_whole=leaves_whole)
 
 
 def _search(

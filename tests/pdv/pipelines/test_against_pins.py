@@ -85,6 +85,14 @@ def test_the_whole_batch_is_searched_where_no_estimate_of_it_fits_and_it_may() -
     assert step_s(cluster, sizes, 12, limit=limit) <= 1.01 * whole
 
 
+def test_a_pipeline_of_one_order_of_the_devices_does_not_hide_the_whole_batch() -> None:
+    """In the order in which they are listed, the whole batch was the fastest; in the other, stages were, and slower."""
+    nodes = [{"devices": 1, "device": device} for device in (A100, T4)]
+    cluster = load_cluster({"name": "mixed", "nodes": nodes, "network": "ethernet-10g"})
+    sizes = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512"
+    assert step_s(cluster, sizes, 8) <= step_s(cluster, sizes, 8, pipelines="never")
+
+
 def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
     node = {"count": 32, "devices": 8, "device": A100, "link": "nvlink3"}
     cluster = load_cluster({"name": "large", "nodes": [node], "network": "ib-hdr"})

@@ -14,6 +14,7 @@ from pdv.planning.parts import parts_of
 from pdv.report.summary import part_text
 
 SMALL = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512"
+LARGER = "gpt:layers=2,hidden=512,heads=4,seq=256,vocab=512"
 A100, T4 = "a100-80gb-sxm", "t4"
 
 
@@ -54,12 +55,12 @@ def planned(sizes: str, batch: int, described: dict[str, Any], **options: Any) -
 
 def test_a_part_that_is_faster_is_said() -> None:
     """Slow devices behind a slow link cost more than they save; so it is known that the fast one alone does better."""
-    document = planned(SMALL, 8, cluster(node(1), node(1, T4), network="ethernet-10g"), budget_s=10.0)
+    document = planned(LARGER, 16, cluster(node(1), node(1, T4), network="ethernet-10g"), budget_s=10.0)
     part = document["part"]
     assert (part["what"], part["devices"]) == (f"1 {A100}", 1)
     assert part["step_s"] < 0.97 * document["simulated"]["step_s"]
     assert f"1 {A100} alone, of 2 devices" in part_text(document)
-    alone = planned(SMALL, 8, cluster(node(1)))
+    alone = planned(LARGER, 16, cluster(node(1)))
     assert part["step_s"] == pytest.approx(alone["simulated"]["step_s"])
 
 
