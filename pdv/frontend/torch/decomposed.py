@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch._decomp.decompositions as decompositions_of_torch
+import torch._export.utils as torch_of_export
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
@@ -60,7 +61,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         ModelError: if torch cannot.
     """
     check_constants(program)
-    with stopped_gradients(program), without_spare_names(program), _kept_whole(), _dropped_between():
+    with stopped_gradients(program), without_spare_names(program), _kept_whole(), _dropped_between(), _listed_once():
         return _run(program)
 
 
@@ -143,6 +144,19 @@ def _dropped_between() -> Iterator[None]:
         yield
     finally:
         decompositions_of_torch._rnn_helper = plain  # noqa: SLF001
+
+
+@contextmanager
+def _listed_once() -> Iterator[None]:
+    """While this lasts, torch lists its operators once; it does so for every namespace, of which there are fifty."""
+    name = "_materialize_cpp_cia_ops"  # is not public, and may go
+    plain = getattr(torch_of_export, name, lambda: None)
+    plain()
+    setattr(torch_of_export, name, lambda: None)
+    try:
+        yield
+    finally:
+        setattr(torch_of_export, name, plain)
 
 
 def _run(program: ExportedProgram) -> ExportedProgram:

@@ -102,6 +102,21 @@ def test_no_cache_keeps_tensors_without_values(places: Callable[[int, int], Tens
     assert type(module(X)) is Tensor
 
 
+def test_caches_of_local_code_keep_none_either() -> None:
+    """Of no file: a class defined in a function, by what it and its functions have of there."""
+    own, kept = functools.cache(table), dict[int, Tensor]()
+
+    class Local(Placed):
+        def forward(self, x: Tensor) -> Tensor:
+            kept.setdefault(x.shape[1], table(x.shape[1], 1))
+            return super().forward(x) + own(x.shape[1], x.shape[2]) + kept[x.shape[1]]
+
+    module = Local(cached)
+    assert read(module).endswith("are the same")
+    assert type(own(2, 8)) is Tensor
+    assert type(module(X)) is Tensor
+
+
 def test_caches_with_values_stay() -> None:
     kept = of_file(2, 8)
     load_program(Placed(of_file), X)

@@ -11,9 +11,9 @@ import gc
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 _Cached = type(functools.cache(lambda: None))
 _LIBRARIES = frozenset({"torch", "numpy", "sympy", "pdv", "ir", "learned_cost", *sys.stdlib_module_names})
 _PLAIN = (dict, OrderedDict, defaultdict)  # others' may do whatever where they are looked at
-_MAY_HOLD = (FakeTensor, *_PLAIN, list, tuple)
+_MAY_HOLD = {*_PLAIN, list, tuple}
+_LINK = "_lru_list_elem"  # what bounded caches of Python are chained of
 _DEPTH = 3  # a table of tuples of tensors; a bounded cache: its table, links, and what is linked
 
 
@@ -48,86 +49,82 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-class Code(NamedTuple):
-    """What may run where a module is called: files by name, classes, and parts."""
+class _Kept:
+    """What code of this process keeps by a name: dicts, and functions that keep what they made.
 
-    files: dict[str, ModuleType]
-    classes: set[type]
-    parts: list[nn.Module]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Code:
-        """All files but a library's, for whatever these call; of the module itself its parts and their classes."""
-        files = {name: file for name, file in list(sys.modules.items()) if not _is_of_library(name)}
-        parts = list(module.modules())
-        classes = {kind for part in parts for kind in type(part).__mro__ if not _is_of_library(kind.__module__)}
-        return cls(files, classes, parts)
-
-    def held(self) -> Iterator[Any]:  # Any: whatever the code keeps
-        """Dicts and caches that they call by a name."""
-        for holder in (*self.files.values(), *self.classes):
-            for name, value in list(getattr(holder, "__dict__", {}).items()):
-                if (type(value) in _PLAIN and not name.startswith("__")) or type(value) is _Cached:
-                    yield value
-        for part in self.parts:
-            yield from (value for value in vars(part).values() if type(value) is _Cached)
-
-
-class _Caches:
-    """Functions of this process that keep what they made.
-
-    All objects are asked who they are only where code is new: there may be millions, and modules are traced often.
+    A process has thousands of files and millions of objects, and modules are traced often: files are looked through as
+    they come, and all objects asked who they are only where there is a new one.
     """
 
     def __init__(self) -> None:
-        self._files: set[str] = set()
-        self._classes: WeakSet[type] = WeakSet()
-        self._known: WeakSet[Any] = WeakSet()  # Any: caches have no public type
+        self._files: dict[str, tuple[int, list[str]]] = {}  # how many names each had, and which may be kept by
+        self._caches: WeakSet[Any] = WeakSet()  # Any: caches have no public type
 
-    def all(self, code: Code, near: Iterable[Any]) -> list[Any]:  # Any: the same
-        """Those that there were when files and classes were new, and those that are ``near`` these."""
-        if not (self._files.issuperset(code.files) and self._classes.issuperset(code.classes)):
-            self._files.update(code.files)
-            self._classes.update(code.classes)
-            self._known.update(one for one in gc.get_referrers(_Cached) if type(one) is _Cached)
-        self._known.update(near)
-        return [one for one in self._known if not _is_of_library(one.__module__)]
+    def of(self, module: nn.Module) -> Iterator[Any]:  # Any: whatever is kept
+        """What all files but a library's keep, for whatever they call; and the module's parts and their classes."""
+        files = {
+            name: getattr(file, "__dict__", {}) for name, file in list(sys.modules.items()) if not _is_of_library(name)
+        }
+        if files.keys() - self._files.keys():
+            self._caches.update(one for one in gc.get_referrers(_Cached) if type(one) is _Cached)
+        for name, names in files.items():
+            count, which = self._files.get(name, (0, []))
+            if count != len(names):
+                which = [one for one, value in list(names.items()) if value is None or _is_kept(one, value)]
+                self._files[name] = len(names), which
+            yield from (value for one in which if _is_kept(one, value := names.get(one)))
+        yield from (one for one in list(self._caches) if not _is_of_library(one.__module__))
+        parts = list(module.modules())
+        classes = {kind for part in parts for kind in type(part).__mro__ if not _is_of_library(kind.__module__)}
+        for holder in (*parts, *classes):
+            for name, value in list(vars(holder).items()):
+                yield from (one for one in (value, *_enclosed(value)) if _is_kept(name, one))
 
 
-_CACHES = _Caches()
+_KEPT = _Kept()
 
 
 def _forget(module: nn.Module) -> None:
-    code = Code.of(module)
-    held = list(code.held())
-    for cached in _CACHES.all(code, (one for one in held if type(one) is _Cached)):
-        if cached.cache_info().currsize and any(_has_fakes(one) for one in gc.get_referents(cached)):
-            cached.cache_clear()
-    for table in held:
-        if type(table) in _PLAIN and any(issubclass(kind, _MAY_HOLD) for kind in {*map(type, table.values())}):
-            for key in [key for key, value in table.items() if _has_fakes(value)]:
-                del table[key]
+    for kept in list(_KEPT.of(module)):
+        if type(kept) is _Cached:
+            if kept.cache_info().currsize and _has_fakes(gc.get_referents(kept)):
+                kept.cache_clear()
+        elif _has_fakes(_items(kept)):
+            for key in [key for key, value in kept.items() if _has_fakes((value,))]:
+                del kept[key]
+
+
+def _is_kept(name: str, value: Any) -> bool:  # Any: whatever has the name
+    return type(value) is _Cached or (type(value) in _PLAIN and not name.startswith("__"))
+
+
+def _enclosed(value: Any, depth: int = _DEPTH) -> Iterator[Any]:  # Any: the same
+    """What a function, and those within it, have of where they were defined."""
+    for cell in (getattr(value, "__closure__", None) or ()) if depth else ():
+        with suppress(ValueError):  # it has nothing yet
+            yield cell.cell_contents
+            yield from _enclosed(cell.cell_contents, depth - 1)
 
 
 def _is_of_library(name: str | None) -> bool:
     return str(name).partition(".")[0] in _LIBRARIES
 
 
-def _has_fakes(value: Any, depth: int = _DEPTH) -> bool:  # Any: whatever is kept
-    if isinstance(value, FakeTensor):
-        return True
-    if depth == 0 or isinstance(value, type | nn.Module) or not gc.is_tracked(value):
-        return False
-    inner = gc.get_referents(value) if _is_link(value) else _items(value)
-    return any(_has_fakes(one, depth - 1) for one in inner)
+def _has_fakes(values: Iterable[Any]) -> bool:  # Any: whatever is kept
+    """Level by level, of each what kinds there are: of tables of names or numbers nothing is looked at one by one."""
+    for _ in range(_DEPTH + 1):
+        values = list(values)
+        kinds = {*map(type, values)}
+        if any(issubclass(kind, FakeTensor) for kind in kinds):
+            return True
+        within = {kind for kind in kinds if kind in _MAY_HOLD or kind.__name__ == _LINK}
+        if not within:
+            return False
+        values = chain.from_iterable(_items(one) for one in values if type(one) in within)
+    return False
 
 
-def _is_link(value: Any) -> bool:
-    """True for what bounded caches of Python are chained of."""
-    return type(value).__name__ == "_lru_list_elem"
-
-
-def _items(value: Any) -> tuple[Any, ...]:
+def _items(value: Any) -> Iterable[Any]:  # Any: the same
     if type(value) in _PLAIN:
-        return tuple(value.values())
-    return tuple(value) if type(value) in (tuple, list) else ()
+        return list(value.values())
+    return value if type(value) in (tuple, list) else gc.get_referents(value)
