@@ -102,7 +102,7 @@ step() {
 JOBS=$(($(getconf _NPROCESSORS_ONLN) * 3 / 4 + 1))
 DEVICE=cuda
 [ -n "$SMOKE" ] && DEVICE=cpu
-step tests 150 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
+step tests 150 "$PYTHON" -m pytest -q -rs -s tests/gpu -m "not distributed" -W default -o minversion=7 -p no:cacheprovider
 step strangers 70 "$PYTHON" benchmarks/strangers.py $SMOKE --devices 1 --device $DEVICE --jobs $JOBS --json "$OUT/strangers.json"
 step steps 200 "$PYTHON" benchmarks/gpu_steps.py $SMOKE --folder "${PACKAGES:-$OUT/packages}" --seconds 170 --json "$OUT/steps.json"
 if [ -n "$SMOKE" ]; then

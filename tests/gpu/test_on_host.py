@@ -55,7 +55,9 @@ def loss_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
 
 
-@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize(
+    "offload", [pytest.param(one, marks=[] if one == "all" else [pytest.mark.slow]) for one in OFFLOADS]
+)
 def test_steps_are_those_of_a_device_that_keeps_all(offload: str, device: torch.device) -> None:
     ids = ids_of("small", device)
     losses = {}

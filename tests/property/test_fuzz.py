@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,22 +26,31 @@ from ir.verify import infer_shardings
 
 KEPT = sorted((Path(__file__).parent / "fuzzed").glob("*.json"))
 SEED, PLANS = 7, 2
+LONG = {"output-moved-twice-behind-stages", "powers-of-powers"}
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def often(numbers: range, of: int) -> list[Any]:
+    """So many of the first are drawn in every run."""
+    return [number if number < of else pytest.param(number, marks=pytest.mark.slow) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else []) for path in KEPT],
+)
 def test_what_failed_once(path: Path) -> None:
     program = Program.parse(path.read_text(encoding="utf-8"))
     verdict = Judge(program.module).judge(program.plan)
     assert not verdict.failed, f"{verdict.signature}: {verdict.text}"
 
 
-@pytest.mark.parametrize("number", [*range(7), *(pytest.param(n, marks=pytest.mark.slow) for n in range(7, 15))])
+@pytest.mark.parametrize("number", often(range(15), 5))
 def test_drawn_programs_equal_their_modules(number: int) -> None:
     for result in judge_module(SEED, number, 0, PLANS, (2, 3, 4, 6), real=False, progress=silent):
         assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", [3, 2, 1, pytest.param(0, marks=pytest.mark.slow)])
 def test_programs_in_parts_equal_their_modules(number: int) -> None:
     """In micro-batches, stages cut anywhere, and with recomputation."""
     for result in judge_module(SEED, 20 + number, 0, 1, (4, 6), real=False, progress=silent, parts=True):
@@ -72,6 +82,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "verify_equal", refuse)
 
 
+@pytest.mark.slow
 def test_failures_are_shrunk(broken: None) -> None:
     """To one linear map, cut along one axis."""
     found = (drawn(number) for number in range(40))

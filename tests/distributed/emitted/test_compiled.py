@@ -21,7 +21,7 @@ WAYS: dict[str, tuple[Technique, dict[str, Any]]] = {
     "pp2": (Technique("alone", (("wire", 1),)), {"stages": 2, "micro_batches": 2}),
     "tp+sp": (TP, {"stages": 1, "micro_batches": 2}),
 }
-SLOW = {"dp", "pp2"}
+SLOW = {"dp", "pp2", "zero-3, again"}
 WHOLE = {"zero-3, again", "pp2"}  # others have collectives between what is compiled
 SAME = 1e-5  # of losses and weights in float32, relative
 

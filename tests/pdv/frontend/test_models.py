@@ -22,7 +22,7 @@ from .conftest import Lowered
 
 Lower = Callable[[str], Lowered]
 DISTINCT = sorted(set(MODELS) - {"bert-large"})  # which is BERT, but for its size
-LONG = {"inception-v3"}  # its operators are those of other convolutions, and node tests
+LONG = {"inception-v3", "mixtral", "resnext50", "xdl"}  # their operators are those of other models, and node tests
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in DISTINCT]
 )

@@ -99,6 +99,7 @@ def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
     assert step_s(cluster, "gpt3-13b", 128, rules=RULES) < 1.0
 
 
+@pytest.mark.slow
 def test_a_refusal_is_of_the_smallest_plan_and_names_what_would_fit() -> None:
     node = {"count": 2, "devices": 3, "device": "t4", "link": "pcie4"}
     cluster = load_cluster({"name": "small", "nodes": [node], "network": "ethernet-100g"})

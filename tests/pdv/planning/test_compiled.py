@@ -47,14 +47,14 @@ def test_it_is_read_and_simulated_as_it_was_written(plans: tuple[Plan, Plan], tm
     pdv.verify(package)
 
 
-def test_micro_batches_are_priced_as_their_own_program_is_compiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_micro_batches_are_priced_as_their_own_program_is_compiled(stages: int, tmp_path: Path) -> None:
     module, inputs = build("gpt2", "small")
-    for stages in (1, 2):
-        plan = pdv.optimize(module, inputs, cluster=LAPTOP, check=False, compiled=True, stages=stages, micro_batches=2)
-        package = plan.save(tmp_path / f"of_{stages}_pdv")
-        loaded = load_plan(package, priced_by(plan.document, None))
-        assert simulate(workload_of_plan(loaded)).step_s == plan.document["predicted"]["step_time_s"]["mean"]
-        pdv.verify(package)
+    plan = pdv.optimize(module, inputs, cluster=LAPTOP, check=False, compiled=True, stages=stages, micro_batches=2)
+    package = plan.save(tmp_path / "of_stages_pdv")
+    loaded = load_plan(package, priced_by(plan.document, None))
+    assert simulate(workload_of_plan(loaded)).step_s == plan.document["predicted"]["step_time_s"]["mean"]
+    pdv.verify(package)
 
 
 @pytest.mark.parametrize("cost", ["analytic", "learned"])

@@ -82,8 +82,15 @@ def test_models_that_name_their_rows(function: str, reason: str) -> None:
     assert re.search(reason, why_fixed(program(function)))
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("width", [12, ROWS, 2 * ROWS])
+@pytest.mark.parametrize(
+    ("layer", "width"),
+    [
+        (nn.LSTM, ROWS),
+        (nn.GRU, 2 * ROWS),
+        (nn.RNN, 12),
+        *(pytest.param(layer, width, marks=pytest.mark.slow) for layer, width in ((nn.LSTM, 12), (nn.GRU, ROWS))),
+    ],
+)
 def test_recurrent_layers_begin_with_states_of_any_number_of_rows(layer: Callable[..., nn.Module], width: int) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
