@@ -259,8 +259,7 @@ def check_ranks(
 ) -> None:
     """Before passes or steps 1, 2, 4, 8, … of training, and as many of evaluation: whether ranks were given the same.
 
-    In training, whether they have the same weights, too: behind the first, those of the first rank are taken, and it is
-    said. given, own: as of ``check_same``; what: the call.
+    In training also whether they have the same weights; behind the first, the first rank's are taken, with a warning.
 
     Raises:
         RuntimeError: if they do not.
@@ -285,20 +284,21 @@ def check_same(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor
     """Whether ranks have the same in ``given``, and those of the same rows in ``own``: a small all-reduce an axis.
 
     Raises:
-        RuntimeError: if they do not.
+        RuntimeError: if they do not, on all ranks.
     """
     found = torch.cat([_sums_of(given, model.mesh.device), _sums_of(own, model.mesh.device)])
-    for axis in (*model.mesh.axes, model.mesh.stage):
-        numbers = found[:2] if axis in model.batch_axes else found
-        if axis.size > 1 and not is_same_on(axis, numbers).all():
-            shapes = [list(x.shape) for x in (*given, *own) if isinstance(x, Tensor)]
-            raise RuntimeError(
-                f"other-rows: the ranks along {axis.name} were given different inputs or targets; this one's have "
-                f"shapes {shapes}; or only some of them called the model, as in evaluation on rank 0 alone. Every rank "
-                "calls it, and passes the whole batch, of which the program takes its own rows. Draw it "
-                "in one order on all ranks (one seed, no DistributedSampler); or pass each rank's own rows to "
-                'train_step(..., rows="local").'
-            )
+    differs = torch.zeros_like(found[:1])
+    for axis in sorted((*model.mesh.axes, model.mesh.stage), key=lambda axis: axis in model.batch_axes):
+        if axis.size > 1:  # along the batch's last, which tell of ``own`` of the others
+            numbers = found[:2] if axis in model.batch_axes else found
+            differs |= ~is_same_on(axis, torch.cat([numbers, differs])).all()
+    if differs:
+        shapes = [list(x.shape) for x in (*given, *own) if isinstance(x, Tensor)]
+        raise RuntimeError(
+            f"other-rows: ranks were given different inputs or targets (here of shapes {shapes}), or only some called "
+            "the model, as in evaluation on rank 0 alone. Every rank calls it with the whole batch, drawn in one order "
+            'on all (one seed, no DistributedSampler), or passes its own rows to train_step(..., rows="local").'
+        )
 
 
 def _sums_of(given: Sequence[Any], device: torch.device) -> Tensor:

@@ -180,7 +180,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "frontend", "technique"), mark_slow(CASES, [CASES[0], *CASES[2:]]), ids=[f"{n}-{f}-{t.name}" for n, f, t in CASES]
+    ("name", "frontend", "technique"),
+    mark_slow(CASES, [CASES[0], *CASES[2:]]),
+    ids=[f"{n}-{f}-{t.name}" for n, f, t in CASES],
 )
 def test_other_lengths_on_simulated_ranks(
     name: str, frontend: str, technique: Technique, folder: Path, tmp_path: Path
