@@ -58,12 +58,15 @@ def search_pipelines(
     pinned: Pinned = FREE,
     watch: Watch = UNWATCHED,
     pins: PinSet | None = None,
+    whole: Callable[[], BestPlan | None] = lambda: None,
+    *,
+    bounded: bool = True,
 ) -> BestPlan | None:
-    """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
+    """The fastest plan found; None where its rows cannot be run apart, or nothing but the whole batch may be tried.
 
-    None, too, if the batch does best as a whole on all devices, or its rows cannot be run apart. ``problem`` is that
-    of the whole batch on some mesh of the whole cluster, with nothing pinned but what ``pinned`` says; ``pins`` are of
-    the insides of stages.
+    ``problem`` is that of the whole batch on some mesh of the whole cluster, with nothing pinned but what ``pinned``
+    says; ``pins`` are of the insides of stages. ``whole``: the best plan, with its step, of the whole batch at once on
+    all devices, which is asked where that may be the fastest. Unless ``bounded``, the bound is zero.
 
     Raises:
         UsageError: if nothing can be as it is pinned.
@@ -81,25 +84,22 @@ def search_pipelines(
     best = search.run()
     if best is None and (search.nearest is not None or not pinned.allows_whole):
         raise refuse(space, search.nearest)
-    if best is None or best.estimate.is_plain:
+    if best is None:
         return None
     if pinned.slices is not None:
         return sliced(best, pinned.slices, search.states, problem.memory_limit)
-    step_s = simulate(best.work).step_s
-    watch.tell(Standing(f"bounding {search.looked_at}", step_s))
+    found = replace(best.plan, step_s=simulate(best.work).step_s, states=search.states, complete=search.complete)
+    plain = best.estimate.is_plain
+    other = whole() if plain or search.leaves_whole else None
+    if other is not None and (plain or other.seconds < found.seconds):
+        found = replace(other, states=found.states + other.states, complete=found.complete and other.complete)
+    watch.tell(Standing(f"bounding {search.looked_at}", found.seconds))
     end = now + budget_s
     bounding = Noticed(lambda: time.thread_time() > end or watch.stopped())
-    bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, bounding))
-    watch.tell(Standing(search.looked_at, step_s, bound))
-    complete = search.complete and not (search.stopped.noticed or bounding.noticed)
-    return replace(
-        best.plan,
-        step_s=step_s,
-        lower_bound_s=bound,
-        states=search.states,
-        complete=complete,
-        leaves_whole=search.leaves_whole,
-    )
+    least_s = Bounds.of(estimates, found).least_s(ENOUGH * found.seconds, bounding) if bounded else 0.0
+    watch.tell(Standing(search.looked_at, found.seconds, min(found.seconds, least_s)))
+    complete = found.complete and not (search.stopped.noticed or bounding.noticed)
+    return replace(found, lower_bound_s=min(found.seconds, least_s), complete=complete)
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:

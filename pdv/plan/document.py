@@ -56,7 +56,7 @@ def plan_document(
     pins, running: what was pinned of the plan, and of how its steps run.
     """
     solution = found.solution
-    if step is not None and not found.is_whole:
+    if step is not None and (found.step_s is not None or not found.is_whole):
         bound = min(found.lower_bound_s, step["step_s"])
         found = replace(found, step_s=step["step_s"], lower_bound_s=bound)
     steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]

@@ -41,7 +41,7 @@ def find_part(step_s: float, graph: Graph, cluster: Cluster, problems: Again, ef
     problems: those of a graph on another cluster. What could not compute the model in that time is not looked at.
     """
     best: Part | None = None
-    within = replace(effort, budget_s=min(MOST_S, SHARE * effort.budget_s), cache=None)
+    within = replace(effort, budget_s=min(MOST_S, SHARE * effort.budget_s), cache=None, bounded=False)
     for what, part in parts_of(cluster):
         most_s = WORTH * step_s if best is None else best.step_s
         own = [entry.device for entry in part.classes]

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -42,7 +42,8 @@ Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
 @dataclass(frozen=True)
 class Effort:
-    """How to search: the strategy's name, CPU-seconds, where earlier searches are kept, seed, and who follows.
+    """How to search: the strategy's name, CPU-seconds, where earlier searches are kept, seed, who follows, and whether
+    it is asked how far from the best a plan in parts may be.
 
     Raises:
         UsageError: if no strategy is called so, or there is no such budget or seed.
@@ -53,6 +54,7 @@ class Effort:
     cache: Cache | None = None
     seed: int = 0
     watch: Watch = UNWATCHED
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         if self.search not in STRATEGIES:
@@ -141,26 +143,33 @@ def _in_parts(
     refused: list[NoPlanFitsError],
     effort: Effort,
 ) -> BestPlan | None:
-    """The best plan in parts, or the whole batch's where that is open; None if that is still to be searched.
+    """The best plan in parts, or the whole batch's where that is faster; None if that is still to be searched.
 
     Raises:
         NoPlanFitsError: if none fits, and the whole batch is not allowed; else it is among ``refused`` then.
     """
     deadline = time.thread_time() + effort.budget_s
+
+    @cache
+    def whole() -> BestPlan | None:
+        try:
+            found = _search(problems, effort.until(deadline), pins, progress, cluster)
+        except NoPlanFitsError:
+            return None
+        return replace(found, step_s=_step_s(found, cluster))
+
     try:
-        found = _search_pipelines(problems, cluster, effort, progress=progress, pinned=pinned, pins=pins, inside=inside)
+        found = _search_pipelines(
+            problems, cluster, effort, progress=progress, pinned=pinned, pins=pins, inside=inside, whole=whole
+        )
     except NoPlanFitsError as error:
         if not pinned.allows_whole:
             raise
         refused.append(error)
         return None
-    if found is None or not found.leaves_whole:
+    if found is None or not found.is_whole or found.lower_bound_s > 0.0:
         return found
-    try:
-        whole = _search(problems, effort.until(deadline), pins, progress, cluster)
-    except NoPlanFitsError:
-        return found
-    return whole if _step_s(whole, cluster) < found.seconds else found
+    return replace(whole() or found, step_s=None)  # of its price a bound is known, if none is of its step
 
 
 def _refusal(
@@ -200,7 +209,10 @@ def _needs(
     """
     from pdv.report.loaded import workload_of_found
 
-    how, less = replace(pinned, activations="either") if hosted else pinned, replace(effort, budget_s=within_s)
+    how, less = (
+        replace(pinned, activations="either") if hosted else pinned,
+        replace(effort, budget_s=within_s, bounded=False),
+    )
     try:
         found = search_problems(
             problems, cluster, less, None, lambda *_: None, None, pipelines="always", pinned=how
@@ -239,8 +251,9 @@ def _search_pipelines(
     pinned: Pinned,
     pins: str | None,
     inside: PinSet | None,
+    whole: Callable[[], BestPlan | None],
 ) -> BestPlan | None:
-    """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole.
+    """The best plan with stages or micro-batches, or of the whole batch if better; None if that alone may be tried.
 
     Where devices or their links differ, stages may have them in another order than the one in which they are listed.
     """
@@ -255,7 +268,17 @@ def _search_pipelines(
     for number, ordered in enumerate(orders):
         left_s = max(0.0, deadline - time.thread_time()) / (len(orders) - number)
         try:
-            one = search_pipelines(first, ordered, left_s, effort.strategy(pins), pinned, effort.watch, inside)
+            one = search_pipelines(
+                first,
+                ordered,
+                left_s,
+                effort.strategy(pins),
+                pinned,
+                effort.watch,
+                inside,
+                whole,
+                bounded=effort.bounded,
+            )
         except NoPlanFitsError as error:
             refused.append(error)
             one = None
@@ -266,9 +289,8 @@ def _search_pipelines(
     if found is None:
         return None
     bound = min(0.0 if one is None else one.lower_bound_s for one in ways)  # of a way without a plan nothing is known
-    leaves_whole = any(one is None or one.leaves_whole for one in ways) and pinned.allows_whole
-    states = sum(one.states for one in ways if one)
-    return replace(found, meshes=len(problems), lower_bound_s=bound, states=states, leaves_whole=leaves_whole)
+    meshes, states = found.meshes if found.is_whole else len(problems), sum(one.states for one in ways if one)
+    return replace(found, meshes=meshes, lower_bound_s=bound, states=states)
 
 
 def _search(

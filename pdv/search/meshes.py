@@ -46,8 +46,7 @@ class BestPlan:
     It is not ``complete`` if a mesh was left out, or the search on one cut short. ``stages`` speaks of operators of the
     solution's graph, which is that of one micro-batch where ``execution`` says that there are several. ``step_s``:
     seconds of a simulated step, where plans were compared by these; the bound is then of them. ``places``: which device
-    stands at each place of the mesh (``Cluster.places``). It ``leaves_whole`` the batch if that, at once and nowhere
-    estimated to fit, may be faster.
+    stands at each place of the mesh (``Cluster.places``).
     """
 
     solution: Solution
@@ -61,7 +60,6 @@ class BestPlan:
     execution: Execution = EMITTED
     step_s: float | None = None
     places: tuple[int, ...] = ()
-    leaves_whole: bool = False
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster with its devices where the plan has them."""

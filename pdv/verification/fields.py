@@ -99,7 +99,9 @@ def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
         cluster=cluster, several=plan.execution.several,
     )  # fmt: skip
     simulated = {} if step is None else {"simulated": step}
-    cost = plan.document["search"]["cost"] if step is None else plan.cost.seconds if plan.is_whole else step["step_s"]
+    cost = plan.document["search"]["cost"]
+    if step is not None:
+        cost = step["step_s"] if _is_of_step(plan) else plan.cost.seconds
     return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, cost)}
 
 
@@ -117,13 +119,13 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
     space = {name: certificate["space"][name] for name in SPACE}
     if running := certificate["space"].get("running"):
         space["running"] = _pinned(plan, running)
-    if not plan.is_whole and plan.stages.virtual == 1:
+    if _is_of_step(plan) and plan.stages.virtual == 1:
         space["virtual_stages"] = 1
     pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))
     meshes, count = _meshes(cluster, pins), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
     told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}
-    told["of"] = "price" if plan.is_whole else "step"
+    told["of"] = "step" if _is_of_step(plan) else "price"
     same = {name: said[name] for name in ("strategy", "states", "lower_bound")}
     return {
         **same,
@@ -133,6 +135,11 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
         "gap": gap,
         "certificate": {**told, "statement": statement(told)},
     }
+
+
+def _is_of_step(plan: Loaded) -> bool:
+    """Whether bound and gap are of a simulated step: of a whole batch they may be of its price, too."""
+    return not plan.is_whole or plan.document["search"]["certificate"]["of"] == "step"
 
 
 def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
