@@ -133,6 +133,8 @@ def batch_terms(
     else:
         result = loss_fn(output, target)
     if isinstance(result, Tensor):
+        if result.numel() != 1:
+            raise _bad_loss(f"It returned {_text(result)}, as of reduction='none'; take its sum, and how many count")
         if not parts:
             return _with_gradient(result, outputs)
         if torch_mean or reduction == "mean":

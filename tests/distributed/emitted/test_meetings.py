@@ -73,11 +73,35 @@ dist.destroy_process_group()
 
 def test_nobody_waits_for_a_rank_whose_program_has_ended(tmp_path: Path) -> None:
     """As one that stops early, by itself, under torchrun."""
-    script = tmp_path / "stops_early.py"
-    script.write_text(STOPS_EARLY)
+    said = "ranks-apart: ranks 0, 2 are in train_step (number 2); rank 1 is at the end of the program. Every rank has"
+    assert said in errors_of(STOPS_EARLY, tmp_path)
+
+
+STOPS_BETWEEN_MEETINGS = """
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+from pdv.emit.templates.kernels.meetings import meet
+dist.init_process_group("gloo")
+meet(SimpleNamespace(mesh=SimpleNamespace(ranks=True)), "train_step")
+for step in range(2 if dist.get_rank() == 1 else 4):
+    dist.all_reduce(torch.ones(8))
+"""
+
+
+def test_a_collective_that_fails_says_whose_program_has_ended(tmp_path: Path) -> None:
+    """Torch says that a connection is closed, and tells a joke."""
+    errors = errors_of(STOPS_BETWEEN_MEETINGS, tmp_path)
+    assert "ranks-apart: the program of rank 1 has ended, in the middle" in errors
+    assert "by a number that all have, such as the loss that train_step returns" in errors
+
+
+def errors_of(text: str, path: Path) -> str:
+    """What a program that ends in an error writes, as one on three ranks under torchrun."""
+    script = path / "stops_early.py"
+    script.write_text(text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
     environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 1
-    said = "ranks-apart: ranks 0, 2 are in train_step (number 2); rank 1 is at the end of the program. Every rank has"
-    assert said in done.stderr
+    return done.stderr

@@ -264,13 +264,11 @@ ONE_NUMBER = [
     lambda y, t: (y - t).square().mean(),
     lambda y, t: F.mse_loss(y.mean(0), t.mean(0)),
     nn.MSELoss(reduction="sum"),
-    partial(F.mse_loss, reduction="none"),
     partial(F.mse_loss, size_average=False),
     partial(F.huber_loss, weight=torch.ones(2, CLASSES)),  # type: ignore[call-arg]
     Doubled(),
     hooked(),
     patched(),
-    lambda y, t: y,
 ]
 BAD = {
     "returned None": lambda y, t: None,
@@ -285,6 +283,7 @@ BAD = {
     "as a second loss would": lambda y, t: (y.sum(), y.square().sum()),
     r"trains a tensor of shape \[5\]": lambda y, t: ((y * scale).sum(), 1),
     "has no gradient": lambda y, t: (y.detach().sum(), 1),
+    r"returned a tensor of shape \[2, 5\], as of reduction='none'": partial(F.mse_loss, reduction="none"),
 }
 
 

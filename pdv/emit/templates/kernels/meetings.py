@@ -2,17 +2,19 @@
 
 A function of which all ranks run their part waits for ever, or takes what another one sends, where only some call it.
 Ranks write what they are about to do into the store through which processes found each other, and read what others do.
-One whose program ends writes that, so that nobody waits for it.
+One whose program ends writes that, so that nobody waits for it, and an error that ends another one since then says so.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -20,9 +22,12 @@ import torch.distributed as dist
 PATIENCE_S, FIRST_S = 600.0, 1800.0
 """How long ranks that do not come are waited for, as torch waits: one may write a file, compile, or get data for all.
 Whatever comes first in a run is waited for longer. Ranks that come to two different things learn of it at once."""
+ENDS_S = 2.0  # how long a rank whose connection is closed has, to say that its program ends
 _met: list[str] = []  # what ranks met for, in order
+_lost_others: list[BaseException] = []  # the error that ends this process, where another rank's end is its cause
 _LEFT = "!"  # before what a rank waits for no longer
 _ENDED = "."  # in place of what a rank is about to do that does nothing more
+_FOLLOWED = ".."  # the same, of one that ends because another has
 
 
 def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
@@ -57,6 +62,7 @@ def meet(model: Any, what: str) -> None:  # Any: a ParallelModule
 @cache
 def _tell_end(store: Any, rank: int) -> None:  # Any: a store of torch
     """Let others know when this process ends, by an error or because it stops early; in a store that is there then."""
+    _explain_lost_ranks(store, rank)
     inside = store
     while hasattr(inside, "underlying_store"):  # of keys with a prefix
         inside = inside.underlying_store
@@ -65,9 +71,46 @@ def _tell_end(store: Any, rank: int) -> None:  # Any: a store of torch
 
     def tell() -> None:
         with suppress(RuntimeError):  # all that torch says of stores
-            store.set(_key(len(_met), rank), _ENDED)
+            store.set(_key(len(_met), rank), _FOLLOWED if _lost_others else _ENDED)
 
     atexit.register(tell)
+
+
+def _explain_lost_ranks(store: Any, rank: int) -> None:  # Any: a store of torch
+    """Let an error of a collective that ends this process say which ranks' programs ended before.
+
+    Torch says "Connection closed by peer" alone, in whatever pass, step or sum this rank was.
+    """
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
+            _lost_others.append(error)
+        shown(kind, error, trace)  # first: torchrun may end this process in a moment, too
+        if _lost_others:
+            sys.stderr.write(f"[rank{rank}]: {_lost(_ended(store, rank))}\n")
+
+    sys.excepthook = show
+
+
+def _ended(store: Any, rank: int) -> list[int]:  # Any: a store of torch
+    """The other ranks that wrote that their programs end, or do so in a moment: connections are closed before."""
+    keys = {other: _key(len(_met), other) for other in range(dist.get_world_size()) if other != rank}
+    end, ended = time.monotonic() + ENDS_S, list[int]()
+    with suppress(RuntimeError):  # all that torch says of stores: it may have ended with the rank that held it
+        while not ended and time.monotonic() < end:
+            time.sleep(0.05)
+            ended = [other for other, key in keys.items() if store.check([key]) and store.get(key).decode() == _ENDED]
+    return ended
+
+
+def _lost(ended: list[int]) -> str:
+    what = f"the program of {_name(ended)} has ended" if ended else "another rank has ended, or cannot be reached"
+    return (
+        f"ranks-apart: {what}, in the middle of what all ranks have a part in. Look for the first error in the log of "
+        "the others, which is the cause. If there is none, one left the loop before this one: let all stop at the same "
+        "step, by a number that all have, such as the loss that train_step returns, or one that rank 0 broadcasts."
+    )
 
 
 def _key(number: int, rank: int) -> str:
@@ -77,7 +120,7 @@ def _key(number: int, rank: int) -> str:
 def _apart(what: str, found: Mapping[int, str], missing: list[int], before: str, patience_s: float) -> RuntimeError:
     by_what: dict[str, list[int]] = {}
     for rank, each in found.items():
-        text = "at the end of the program" if each == _ENDED else f"in {each.removeprefix(_LEFT)}"
+        text = "at the end of the program" if each[:1] == _ENDED else f"in {each.removeprefix(_LEFT)}"
         left = ", where it waits no longer" if each[:1] == _LEFT and not missing else ""
         by_what.setdefault(text + left, []).append(rank)
     parts = [f"{_name(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}" for text, ranks in by_what.items()]
