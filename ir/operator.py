@@ -193,7 +193,10 @@ class Operator:
     @property
     def looks_up_rows(self) -> bool:
         """True of a lookup in a table that may be cut by rows: a shard answers zero for those that it lacks."""
-        return self.offset_loop is not None and isinstance(self.loops, str) and self.loops.startswith(self.offset_loop)
+        begins = (
+            isinstance(self.loops, str) and self.offset_loop is not None and self.loops.startswith(self.offset_loop)
+        )
+        return begins and self.kind == "index"
 
     @property
     def takes_part(self) -> bool:

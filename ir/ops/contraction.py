@@ -11,6 +11,7 @@ import numpy as np
 from ir.dims import Loops, Shape
 from ir.emission.code import Code, call, keyword_argument
 from ir.emission.writing import Writing, block_index
+from ir.errors import ShapeError
 from ir.graph import Node
 from ir.memory.layout import NOTHING, Layout, Memory, row_major
 from ir.memory.local import Local
@@ -162,4 +163,53 @@ attention = Operator(
     measured_as="attn",
 )
 
-OPS = (linear, matmul, attention)
+
+def _grouped(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """A product with each matrix, of the rows that are its own."""
+    x, matrices, ends = operands
+    rows = np.asarray(call.offset)[:, None] + np.arange(call.loops.extents["s"])
+    numbers = (np.asarray(ends)[:, None, :] <= rows[..., None]).sum(-1)  # how many groups end before a row
+    _, count, width, columns = matrices.shape
+    found = None
+    for group in range(count):
+        own = t.einsum("sk,s->sk", x, (numbers == group).astype(np.int64))
+        y = t.einsum("sk,kn->sn", own, t.reshape(t.slice(matrices, 0, group, group + 1), (width, columns)))
+        found = y if found is None else t.add(found, y)
+    return found
+
+
+def _grouped_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    """That of rows and matrices, which are of one.
+
+    Raises:
+        ShapeError: if they differ, or the ends are no integers.
+    """
+    if dtypes[2].is_floating or dtypes[2] is DType.BOOL:
+        raise ShapeError(f"ends of groups are {dtypes[2].value}", "Integers", "Cast them, or swap the operands")
+    one_type("grouped_linear", dtypes[:2])
+    return dtypes[0]
+
+
+def _write_grouped(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    axes = writing.cutting(node, "s")
+    return call("grouped_linear", *x, *([block_index(axes)] if axes else []))
+
+
+grouped_linear = Operator(
+    "grouped_linear",  # rows in groups, one behind the other, each group times a matrix of its own: experts
+    "s k, e* k n, e* -> s n",  # the last says where groups end; rows behind all of them are zero
+    "row",
+    linear=_BILINEAR,
+    flops=lambda loops: 2.0 * math.prod(loops.extents[loop] for loop in "skn"),
+    backward_factor=2,
+    saved=(0, 1, 2),
+    differentiable=(0, 1),
+    result_dtype=_grouped_dtype,
+    offset_loop="s",  # a shard of the rows begins behind the groups of others
+    evaluate=_grouped,
+    emit=_write_grouped,
+    is_heavy=True,
+    measured_as="bmm",
+)
+
+OPS = (linear, matmul, attention, grouped_linear)

@@ -158,6 +158,21 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     return k.reshape(found, (*x.type.shape[: dims[0]], *shape, *x.type.shape[dims[-1] + 1 :]))
 
 
+def scatter(k: Lowering, x: Node, mask: Node, source: Node) -> Node:
+    """x, and where the mask holds the source's elements in turn: whole rows of them, where the mask is of rows."""
+    width = x.type.shape[-1] if x.type.rank else 1
+    rows = mask.operands[0] if mask.op.name == "expand" else mask
+    is_of_rows = bool(rows.type.rank) and rows.type.shape[-1] == 1 < width and source.type.shape[-1:] == (width,)
+    sizes = (*x.type.shape[:-1], 1) if is_of_rows else x.type.shape
+    chosen = k.expand(rows if is_of_rows else mask, sizes)
+    turn = k.apply("cumsum", k.cast(k.reshape(chosen, (math.prod(sizes),)), DType.I64), dim=0)
+    turn = clamp(k, k.shift(turn, -1), 0, None)
+    table = k.reshape(source, (-1, width if is_of_rows else 1))
+    found = k.apply("embedding", table, k.reshape(turn, sizes[:-1] if is_of_rows else sizes))
+    found = k.reshape(found, x.type.shape)
+    return k.apply("where", k.expand(mask, x.type.shape), found, x)
+
+
 def from_front(k: Lowering, ids: Node, size: int) -> Node:
     """Numbers of elements, negative ones counted from the end."""
     known = k.value(ids)

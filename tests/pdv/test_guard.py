@@ -169,3 +169,8 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
         plan.save(folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_warning_that_the_caller_made_an_error_is_raised_as_it_is() -> None:
+    with pytest.raises(UserWarning, match="asked for"), guarded("pdv.optimize"):
+        raise UserWarning("asked for")

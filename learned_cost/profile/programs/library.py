@@ -60,6 +60,13 @@ def _segment_sum(values: Tensor, numbers: Tensor, like: Tensor) -> Tensor:
     return values.new_zeros(count + 1, values.size(1)).index_add(0, numbers, values)[:count]
 
 
+def _grouped_linear(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    sizes = ends.sort().values.clamp(0, rows.size(0)).diff(prepend=ends.new_zeros(1)).tolist()
+    *groups, rest = rows.split([*sizes, rows.size(0) - sum(sizes)])  # type: ignore[no-untyped-call]
+    products = [group @ matrix for group, matrix in zip(groups, matrices.unbind(), strict=True)]
+    return torch.cat([*products, rest.new_zeros(rest.size(0), matrices.size(2))])
+
+
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(-1, *(1,) * (x.dim() - 2))
 
@@ -81,6 +88,6 @@ def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vector
 HELPERS: dict[str, Any] = {  # Any: modules and functions
     "torch": torch,
     "F": F,
-    **{f.__name__[1:]: f for f in (_top_k, _pick, _bag_numbers, _segment_sum)},
+    **{f.__name__[1:]: f for f in (_top_k, _pick, _bag_numbers, _segment_sum, _grouped_linear)},
     **{f.__name__[1:]: f for f in (_channel_mean, _channel_variance, _batch_norm)},
 }

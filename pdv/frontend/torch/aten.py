@@ -277,6 +277,16 @@ def avg_pool2d(
     )
 
 
+def grouped_mm(
+    k: Lowering, x: Node, matrices: Node, offs: Node | None = None, bias: Node | None = None, out_dtype: Any = None
+) -> Node:
+    """Rows in groups, each times its own matrix; not what has groups of columns, or a batch."""
+    if offs is None or bias is not None or (len(x.type.shape), len(matrices.type.shape)) != (2, 3):
+        raise Unsupported("a grouped product of other than rows [s, k] in groups and matrices [e, k, n]")
+    found = k.apply("grouped_linear", x, matrices, k.cast(offs, DType.I64))  # as laws say it
+    return found if out_dtype is None else k.cast(found, dtype_of(out_dtype))
+
+
 _UNARY = (
     "neg",
     "sqrt",
@@ -300,6 +310,8 @@ HANDLERS: Mapping[str, Handler] = {
     **more.HANDLERS,
     **draws.READERS,
     **draws.DROPOUT,
+    "aten._grouped_mm.default": grouped_mm,
+    "transformers.grouped_mm_fallback.default": grouped_mm,  # what transformers calls where there is no kernel
     "aten.quantile.default": quantile,
     "aten.quantile.scalar": quantile,
     **{f"aten.{op}.default": unary(op) for op in _UNARY},
@@ -311,6 +323,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.rsub.Tensor": rsub,
     "aten.where.self": where,
     "aten.where.ScalarOther": where,
+    "aten.masked_scatter.default": masks.scatter,
     "aten.masked_fill.Scalar": lambda k, x, mask, value: where(k, mask, value, x),
     "aten.masked_fill.Tensor": lambda k, x, mask, value: where(k, mask, value, x),
     "aten._to_copy.default": to_copy,

@@ -52,6 +52,7 @@ SMALL = {
     "gather": Piece("gather", (t(3, 7, 2), t(3, 5, 2, dtype=I64)), (("dim", 1),), (True, False)),
     "pick": Piece("pick", (t(2, 3, 8), t(2, 3, dtype=I64)), (), (True, False)),
     "bag_numbers": Piece("bag_numbers", (t(8, dtype=I64), t(5, dtype=I64)), (), (False, False)),
+    "grouped_linear": Piece("grouped_linear", (t(7, 8), t(3, 8, 4), t(3, dtype=I64)), (), (True, True, False)),
     "segment_sum": Piece("segment_sum", (t(7, 8), t(7, dtype=I64), t(5, dtype=I64)), (), (True, False, False)),
     "where": Piece("where", (t(3, 8, dtype=BOOL), X, X), (), (False, True, True)),
     "cast": Piece("cast", (X,), (("dtype", "f64"),), (True,)),
@@ -80,6 +81,7 @@ UNSAMPLED = {
     "gather": "nobody draws its ids",
     "bag_numbers": "whole numbers",
     "segment_sum": "nobody draws its ids",
+    "grouped_linear": "nobody draws where its groups end",
 }
 
 

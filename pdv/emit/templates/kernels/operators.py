@@ -63,6 +63,28 @@ def segment_sum(values: Tensor, numbers: Tensor, like: Tensor, block: int = 0) -
     return sums[:count].to(values.dtype)
 
 
+def grouped_linear(rows: Tensor, matrices: Tensor, ends: Tensor, block: int = 0) -> Tensor:
+    """Rows in groups, one behind the other, each times its own matrix: [s/n, k], [e, k, n], [e] -> [s/n, n].
+
+    ``ends`` are of the groups of all rows; rows behind the last are zero.
+    """
+    count = rows.size(0)
+    ends = (ends.sort().values - block * count).clamp(0, count)
+    if rows.dtype == torch.bfloat16 and rows.size(1) % 8 == 0 == matrices.size(2) % 8:  # 16 bytes, as its kernel asks
+        inside = (torch.arange(count, device=rows.device) < ends[-1]).unsqueeze(1)
+        found = F.grouped_mm(rows.where(inside, 0).contiguous(), matrices, offs=ends.int())
+        return found.where(inside, 0)
+    return _each_by_its_own(rows, matrices, ends)
+
+
+@outside  # how many rows a group has depends on values
+def _each_by_its_own(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    *groups, rest = rows.split([*sizes, rows.size(0) - sum(sizes)])  # type: ignore[no-untyped-call]
+    products = [group @ matrix for group, matrix in zip(groups, matrices.unbind(), strict=True)]
+    return torch.cat([*products, rest.new_zeros(rest.size(0), matrices.size(2))])
+
+
 seed = [0]  # of all that is drawn here: torch's, on rank 0, when the model was built
 _drawn = [0]  # masks by this process: the same on all ranks that run the same stages
 

@@ -1,0 +1,105 @@
+"""What values place is cut: features scattered into a sequence (`masked_scatter`), and rows sorted by their expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers.integrations.moe  # noqa: F401  # defines the operator that is called below
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import pdv
+from pdv.emit.templates.kernels.operators import grouped_linear
+from tests.distributed.harness import run_ranks
+from tests.distributed.observed import observe_step
+from tests.pdv.worlds import cluster
+
+RANKS, BATCH, LENGTH, WIDTH, EXPERTS, IMAGE = 2, 8, 16, 32, 4, 99
+
+
+class Scattered(nn.Module):
+    """ids [b, 16], features of images [b, 4, 12] -> [b, 16, 32]: rows where the id is that of an image, or elements."""
+
+    def __init__(self, *, rows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.vision, self.out = nn.Embedding(100, WIDTH), nn.Linear(12, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.rows = rows
+
+    def forward(self, ids: Tensor, features: Tensor) -> Tensor:
+        x = self.words(ids)
+        mask = (ids == IMAGE).unsqueeze(-1)
+        if not self.rows:
+            mask = mask & (torch.arange(WIDTH) % 3 > 0)
+        return self.out(torch.tanh(x.masked_scatter(mask.expand_as(x), self.vision(features))))  # type: ignore[no-any-return]
+
+
+class Sorted(nn.Module):
+    """[b, 16, 32] -> the same: two experts for each row, whose rows are sorted to lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, 2 * 8 * WIDTH, WIDTH) * 0.1)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 8 * WIDTH) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, product = x.reshape(-1, WIDTH), torch.ops.transformers.grouped_mm_fallback
+        shares, ids = self.router(rows).softmax(-1).topk(2, -1)
+        ordered, order = torch.sort(ids.flatten())
+        counts = torch.histc(ordered.float(), bins=EXPERTS, min=0, max=EXPERTS - 1)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        gate, up = product(rows[order // 2], self.up.transpose(1, 2), ends).chunk(2, -1)
+        y = product(F.silu(gate) * up, self.down.transpose(1, 2), ends) * shares.flatten()[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return y[back].view(-1, 2, WIDTH).sum(1).view(x.shape)  # type: ignore[no-any-return]
+
+
+def observed(module: nn.Module, inputs: tuple[Tensor, ...], technique: str, folder: Path) -> str:
+    """The program's text, whose results and gradients on two ranks are those of the module."""
+    pins = {"mesh": {"a": RANKS}, "techniques": {"a": technique}}
+    plan = pdv.optimize(module, inputs, cluster=cluster(RANKS), mesh={"a": RANKS}, pins=pins)
+    plan.save(folder)
+    y = module(*inputs)
+    torch.autograd.backward(y.square().sum() / BATCH)
+    for (index, count), found, gradients in run_ranks(observe_step, RANKS, folder, *inputs):
+        torch.testing.assert_close(found, y.detach().chunk(count)[index], rtol=1e-5, atol=1e-5)
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+    return (folder / "model.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("rows", [True, False])
+def test_scattered_features_leave_the_batch_to_be_cut(rows: bool, tmp_path: Path) -> None:
+    ids = torch.randint(0, IMAGE, (BATCH, LENGTH))
+    for row, places in enumerate(((1, 2, 3, 4), (0, 5), (), (7, 8, 9, 10, 11, 12), (15,), (), (2,), (3, 4))):
+        ids[row, list(places)] = IMAGE  # as many as an image has, and more, and fewer
+    text = observed(Scattered(rows=rows), (ids, torch.randn(BATCH, 4, 12)), "ddp", tmp_path / "scattered")
+    assert "aten.masked_scatter" not in text
+    assert "[b/a, 16, 32]" in text
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("ignore:no declaration of aten.histc")  # counts and places: whole on every rank
+def test_experts_of_sorted_rows_are_cut(tmp_path: Path) -> None:
+    text = observed(Sorted(), (torch.randn(BATCH, LENGTH, WIDTH),), "tensor", tmp_path / "sorted")
+    assert "grouped_linear(" in text
+    assert "/a]" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_grouped_rows_are_the_whole(dtype: torch.dtype) -> None:
+    """Empty groups, one that two blocks share, and rows behind all groups."""
+    x, matrices = torch.randn(16, 8, dtype=dtype), torch.randn(5, 8, 16, dtype=dtype)
+    ends = torch.tensor([0, 3, 3, 11, 14])
+    wanted = torch.zeros(16, 16, dtype=dtype)
+    for start, end, matrix in zip([0, *ends.tolist()], ends.tolist(), matrices, strict=False):
+        wanted[start:end] = x[start:end] @ matrix
+    blocks = [grouped_linear(part, matrices, ends, block) for block, part in enumerate(x.chunk(4))]
+    torch.testing.assert_close(torch.cat(blocks), wanted)
+    torch.testing.assert_close(grouped_linear(x, matrices, ends), wanted)
