@@ -1,11 +1,12 @@
 """Elements at places that are known when a model is read: edges that are repeated, windows, single ones overwritten.
 
 All are selections by constant ids, which leave other dims, the batch among them, to be cut. Entry points:
-``pad_by_elements``, ``windows``, ``put``.
+``pad_by_elements``, ``repeated``, ``windows``, ``put``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,17 @@ def pad_by_elements(k: Lowering, x: Node, widths: Sequence[tuple[int, int]], mod
         last = [layers.index_select(k, x, dim, k.const(ids[before:]))] if behind else []
         x = k.concat([*first, x, *last], dim)
     return x
+
+
+def repeated(k: Lowering, x: Node, times: Sequence[int]) -> Node:
+    """As often along each dim, of which there may be new ones in front."""
+    x = k.reshape(x, ((1,) * (len(times) - x.type.rank) + x.type.shape))
+    apart = [(1, size) if size > 1 < count else (size,) for size, count in zip(x.type.shape, times, strict=True)]
+    spread = [
+        (count, size) if size > 1 < count else (size * count,) for size, count in zip(x.type.shape, times, strict=True)
+    ]
+    whole = k.expand(k.reshape(x, [n for sizes in apart for n in sizes]), [n for sizes in spread for n in sizes])
+    return k.reshape(whole, [math.prod(sizes) for sizes in spread])
 
 
 def windows(k: Lowering, x: Node, dim: int, size: int, step: int) -> Node:

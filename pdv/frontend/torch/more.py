@@ -360,6 +360,7 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.cumsum.default": cumsum,
     "aten.gather.default": lambda k, x, dim, ids, sparse_grad=False: masks.gather(k, x, dim, ids),
     "aten.flip.default": flip,
+    "aten.repeat.default": places.repeated,
     "aten.unfold.default": places.windows,
     "aten.unfold_copy.default": places.windows,
     "aten.index_put.default": places.put,

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import pdv
+from ir.evaluation.floats import FloatField
+from ir.evaluation.interpret import evaluate
 from pdv.emit.templates.kernels.operators import grouped_linear
+from pdv.frontend.load import load_program
 from tests.distributed.harness import run_ranks
 from tests.distributed.observed import observe_step
 from tests.pdv.worlds import cluster
@@ -103,3 +106,18 @@ def test_blocks_of_grouped_rows_are_the_whole(dtype: torch.dtype) -> None:
     blocks = [grouped_linear(part, matrices, ends, block) for block, part in enumerate(x.chunk(4))]
     torch.testing.assert_close(torch.cat(blocks), wanted)
     torch.testing.assert_close(grouped_linear(x, matrices, ends), wanted)
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 1, 1), (1, 3, 2), (1, 1, 1, 1), (2, 1, 3, 1), (3, 2, 1, 2, 1)])
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 4, 1)])
+def test_repeats_are_read(times: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.repeat(*times) * 2
+
+    x = torch.randn(shape)
+    program = load_program(Repeated(), (x,))
+    assert not any(node.op.is_foreign for node in program.graph.nodes)
+    found = evaluate(program.graph, {"x": x.numpy()}, field=FloatField()).gather()
+    (y,) = found.values()
+    torch.testing.assert_close(torch.as_tensor(y).float(), x.repeat(*times) * 2)
