@@ -119,8 +119,8 @@ class Through(nn.Module):
     ("function", "is_open"),
     [
         (lambda x: x * x.kthvalue(3, 1, keepdim=True).values, True),
-        (lambda x: torch.linalg.svdvals(x.unflatten(1, (4, 4))).repeat(1, 4), True),
-        (lambda x: x.unfold(1, 4, 4).sum(2).repeat(1, 4), True),
+        (lambda x: x * torch.linalg.svdvals(x.unflatten(1, (4, 4))).kthvalue(2, 1, keepdim=True).values, True),
+        (lambda x: x * x.unfold(1, 4, 4).sum(2).kthvalue(2, 1, keepdim=True).values, True),
         (lambda x: x * torch.kthvalue(x.detach(), x.size(0) // 2, 1, keepdim=True).values, False),  # of its rows
         (lambda x: x + torch.pdist(x).sum(), False),  # as many as there are pairs of rows
     ],
