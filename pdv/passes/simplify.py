@@ -141,13 +141,17 @@ def _drop_repeats(array: Array, others: tuple[int, ...]) -> Array:
 def rows_once(rows: int, *, inner: bool = False) -> Step:
     """The step for programs whose inputs have so many rows: f(x, c) == f(x, expand(c')) where c repeats c' in each row.
 
-    Then no constant says how many rows there are. inner: rows lie along a dim behind the first, as those of the states
-    that a recurrent layer begins with, [layers, rows, width].
+    Then no constant says how many rows there are. Where f broadcasts and nothing else has rows, it is expand(f(x, c')).
+    inner: rows lie along a dim behind the first, as those of the states that a recurrent layer begins with,
+    [layers, rows, width].
     """
 
     def step(k: Builder, node: Node) -> Node | None:
-        if node.op.broadcasts or node.op.repeats or rows < 2:
+        if node.op.repeats or rows < 2:
             return None
+        merged = None if inner else _of_rows_and_more(k, node, rows)
+        if merged is not None or node.op.broadcasts:
+            return merged if merged is not None or inner else _of_one_row(k, node, rows)
         operands = list(node.operands)
         for i, operand in enumerate(operands):
             array = _array_of(operand)
@@ -163,6 +167,36 @@ def rows_once(rows: int, *, inner: bool = False) -> Step:
         )
 
     return step
+
+
+def _of_rows_and_more(k: Builder, node: Node, rows: int) -> Node | None:
+    """f(x, c) == f(x, reshape(expand(c'))) where dim 0 of c is rows and more (heads), and c is the same in each row."""
+    operands = list(node.operands)
+    for i, operand in enumerate(operands):
+        array = _array_of(operand)
+        if array is None or array.ndim < 2 or array.shape[0] % rows or array.shape[0] in (0, rows):
+            continue
+        apart = array.reshape(rows, -1, *array.shape[1:])
+        if (apart == apart[:1]).all():
+            all_rows = k.expand(k.const(apart[:1], operand.name, operand.type.dtype), shape=apart.shape)
+            operands[i] = k.reshape(all_rows, shape=array.shape)
+    return None if operands == list(node.operands) else k.apply(node.op, tuple(operands), dict(node.attrs), node.name)
+
+
+def _of_one_row(k: Builder, node: Node, rows: int) -> Node | None:
+    shape, operands = node.type.shape, list(node.operands)
+    whole = [
+        i for i, x in enumerate(operands) if x.type.shape == shape[:1] + x.type.shape[1:] and x.type.rank == len(shape)
+    ]
+    if len(shape) < 2 or shape[0] != rows or len(whole) != 1:
+        return None
+    operand = operands[whole[0]]
+    array = _array_of(operand)
+    if array is None or (array != (once := array[:1])).any():
+        return None
+    operands[whole[0]] = k.const(once, operand.name, operand.type.dtype)
+    one = k.apply(node.op, tuple(operands), dict(node.attrs), node.name)
+    return k.expand(one, shape=shape) if one.type.shape[1:] == shape[1:] else None
 
 
 def _without_leading_ones(array: Array, *, but: int = 0) -> Array:
