@@ -146,17 +146,34 @@ def _dropped_between() -> Iterator[None]:
         decompositions_of_torch._rnn_helper = plain  # noqa: SLF001
 
 
+class _Anything:
+    """The type of whatever is annotated with it."""
+
+    def __class_getitem__(cls, _: Any) -> type:  # Any: arguments of a type
+        return cls
+
+
 @contextmanager
 def _listed_once() -> Iterator[None]:
-    """While this lasts, torch lists its operators once; it does so for every namespace, of which there are fifty."""
-    name = "_materialize_cpp_cia_ops"  # is not public, and may go
-    plain = getattr(torch_of_export, name, lambda: None)
-    plain()
-    setattr(torch_of_export, name, lambda: None)
+    """While this lasts, torch lists its operators once, and does not work out types that nobody asks for.
+
+    It lists them for every namespace, of which there are fifty, and defines a function with annotated arguments for
+    every operator and kind of device, ten thousand of them: a third of a second, whatever the program.
+    """
+    changed = (  # neither is public, and may go
+        (torch_of_export, "_materialize_cpp_cia_ops", lambda: None),
+        (torch._ops, "Callable", _Anything),  # noqa: SLF001
+    )
+    before = [getattr(file, name, None) for file, name, _ in changed]
+    if before[0] is not None:
+        before[0]()
+    for file, name, value in changed:
+        setattr(file, name, value)
     try:
         yield
     finally:
-        setattr(torch_of_export, name, plain)
+        for (file, name, _), plain in zip(changed, before, strict=True):
+            setattr(file, name, plain)
 
 
 def _run(program: ExportedProgram) -> ExportedProgram:

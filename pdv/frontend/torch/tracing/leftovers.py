@@ -10,9 +10,10 @@ import functools
 import gc
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -52,8 +53,8 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
 class _Kept:
     """What code of this process keeps by a name: dicts, and functions that keep what they made.
 
-    A process has thousands of files and millions of objects, and modules are traced often: files are looked through as
-    they come, and all objects asked who they are only where there is a new one.
+    A process has thousands of files and millions of objects, and modules are traced often: all objects are asked who
+    they are once, and files that come behind that looked through as they come.
     """
 
     def __init__(self) -> None:
@@ -65,11 +66,13 @@ class _Kept:
         files = {
             name: getattr(file, "__dict__", {}) for name, file in list(sys.modules.items()) if not _is_of_library(name)
         }
-        if files.keys() - self._files.keys():
+        first = not self._files
+        if first:
             self._caches.update(one for one in gc.get_referrers(_Cached) if type(one) is _Cached)
         for name, names in files.items():
             count, which = self._files.get(name, (0, []))
             if count != len(names):
+                self._caches.update(() if first else _caches_in(name, names))
                 which = [one for one, value in list(names.items()) if value is None or _is_kept(one, value)]
                 self._files[name] = len(names), which
             yield from (value for one in which if _is_kept(one, value := names.get(one)))
@@ -104,6 +107,15 @@ def _enclosed(value: Any, depth: int = _DEPTH) -> Iterator[Any]:  # Any: the sam
         with suppress(ValueError):  # it has nothing yet
             yield cell.cell_contents
             yield from _enclosed(cell.cell_contents, depth - 1)
+
+
+def _caches_in(file: str, names: Mapping[str, Any]) -> Iterator[Any]:  # Any: the same
+    """Of a file's functions and classes, and of where these were defined."""
+    kinds = (FunctionType, type)
+    own = [value for value in list(names.values()) if isinstance(value, kinds) and value.__module__ == file]
+    for value in chain(own, *(list(vars(kind).values()) for kind in own if isinstance(kind, type))):
+        function = getattr(value, "__func__", value)  # of a static method
+        yield from (one for one in (function, *_enclosed(function)) if type(one) is _Cached)
 
 
 def _is_of_library(name: str | None) -> bool:
