@@ -146,11 +146,17 @@ def _dropped_between() -> Iterator[None]:
         decompositions_of_torch._rnn_helper = plain  # noqa: SLF001
 
 
-class _Anything:
-    """The type of whatever is annotated with it."""
+class _Kinds(type):
+    """Of types that are whatever arguments they have, and whose instances are all that can be called."""
 
-    def __class_getitem__(cls, _: Any) -> type:  # Any: arguments of a type
+    def __getitem__(cls, _: Any) -> type:  # Any: arguments of a type
         return cls
+
+    def __instancecheck__(cls, instance: Any) -> bool:  # Any: whatever is asked about
+        return callable(instance)
+
+
+class _Callable(metaclass=_Kinds): ...
 
 
 @contextmanager
@@ -162,7 +168,7 @@ def _listed_once() -> Iterator[None]:
     """
     changed = (  # neither is public, and may go
         (torch_of_export, "_materialize_cpp_cia_ops", lambda: None),
-        (torch._ops, "Callable", _Anything),  # noqa: SLF001
+        (torch._ops, "Callable", _Callable),  # noqa: SLF001
     )
     before = [getattr(file, name, None) for file, name, _ in changed]
     if before[0] is not None:
