@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -115,6 +117,31 @@ def test_caches_of_local_code_keep_none_either() -> None:
     assert read(module).endswith("are the same")
     assert type(own(2, 8)) is Tensor
     assert type(module(X)) is Tensor
+
+
+def test_caches_of_files_that_come_later_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first trace: in a closure of a function, and in a class that has whatever else."""
+    load_program(Placed(of_file), X)
+    later = ModuleType("later")
+    text = """
+import functools, types
+import torch
+def kept(make):
+    return lambda *sizes: make(*sizes)
+@kept
+@functools.cache
+def closed(rows, columns):
+    return torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
+class Tables:
+    kind, number = types.FunctionType, 1
+    own = staticmethod(functools.cache(lambda rows, columns: torch.ones(rows, columns)))
+"""
+    exec(compile(text, "later.py", "exec"), vars(later))
+    monkeypatch.setitem(sys.modules, "later", later)
+    for places in (later.closed, later.Tables.own):
+        module = Placed(places)
+        assert read(module).endswith("are the same")
+        assert type(places(2, 8)) is Tensor
 
 
 def test_caches_with_values_stay() -> None:

@@ -103,7 +103,7 @@ def _is_kept(name: str, value: Any) -> bool:  # Any: whatever has the name
 
 def _enclosed(value: Any, depth: int = _DEPTH) -> Iterator[Any]:  # Any: the same
     """What a function, and those within it, have of where they were defined."""
-    for cell in (getattr(value, "__closure__", None) or ()) if depth else ():
+    for cell in (value.__closure__ or ()) if depth and isinstance(value, FunctionType) else ():
         with suppress(ValueError):  # it has nothing yet
             yield cell.cell_contents
             yield from _enclosed(cell.cell_contents, depth - 1)
@@ -112,9 +112,10 @@ def _enclosed(value: Any, depth: int = _DEPTH) -> Iterator[Any]:  # Any: the sam
 def _caches_in(file: str, names: Mapping[str, Any]) -> Iterator[Any]:  # Any: the same
     """Of a file's functions and classes, and of where these were defined."""
     kinds = (FunctionType, type)
-    own = [value for value in list(names.values()) if isinstance(value, kinds) and value.__module__ == file]
+    kept = [value for value in list(names.values()) if isinstance(value, kinds)]
+    own = [value for value in kept if getattr(value, "__module__", None) == file]
     for value in chain(own, *(list(vars(kind).values()) for kind in own if isinstance(kind, type))):
-        function = getattr(value, "__func__", value)  # of a static method
+        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         yield from (one for one in (function, *_enclosed(function)) if type(one) is _Cached)
 
 
