@@ -152,7 +152,9 @@ class Search:
             or any(one.is_plain and one.fits for one in self._all)
         ):
             return False
-        least_s = self.estimates.floors.least_s(1, 1) if 1 in self.space.stages else 0.0  # else of unequal devices
+        least_s = (
+            self.estimates.floors.least_s(1, 1) if 1 in self.space.stages else 0.0
+        )  # in another order none is said
         return self.space.least_bytes(1, 1) <= self.limit and least_s * NEAR < self.best.step_s
 
     def run(self) -> Found | None:

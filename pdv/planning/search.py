@@ -209,10 +209,8 @@ def _needs(
     """
     from pdv.report.loaded import workload_of_found
 
-    how, less = (
-        replace(pinned, activations="either") if hosted else pinned,
-        replace(effort, budget_s=within_s, bounded=False),
-    )
+    how = replace(pinned, activations="either") if hosted else pinned
+    less = replace(effort, budget_s=within_s, bounded=False)
     try:
         found = search_problems(
             problems, cluster, less, None, lambda *_: None, None, pipelines="always", pinned=how
@@ -282,7 +280,7 @@ def _search_pipelines(
         except NoPlanFitsError as error:
             refused.append(error)
             one = None
-        ways.append(one and replace(one, places=ordered.places))
+        ways.append(one if one is None or one.is_whole else replace(one, places=ordered.places))  # a whole is as listed
     if len(refused) == len(orders):
         raise min(refused, key=lambda one: one.needed_bytes)
     found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
