@@ -149,9 +149,10 @@ def rows_once(rows: int, *, inner: bool = False) -> Step:
     def step(k: Builder, node: Node) -> Node | None:
         if node.op.repeats or rows < 2:
             return None
-        merged = None if inner else _of_rows_and_more(k, node, rows)
-        if merged is not None or node.op.broadcasts:
-            return merged if merged is not None or inner else _of_one_row(k, node, rows)
+        if not inner and (merged := _of_rows_and_more(k, node, rows)) is not None:
+            return merged
+        if node.op.broadcasts:
+            return None if inner else _of_one_row(k, node, rows)
         operands = list(node.operands)
         for i, operand in enumerate(operands):
             array = _array_of(operand)
@@ -185,9 +186,7 @@ def _of_rows_and_more(k: Builder, node: Node, rows: int) -> Node | None:
 
 def _of_one_row(k: Builder, node: Node, rows: int) -> Node | None:
     shape, operands = node.type.shape, list(node.operands)
-    whole = [
-        i for i, x in enumerate(operands) if x.type.shape == shape[:1] + x.type.shape[1:] and x.type.rank == len(shape)
-    ]
+    whole = [i for i, x in enumerate(operands) if x.type.rank == len(shape) and x.type.shape[:1] == shape[:1]]
     if len(shape) < 2 or shape[0] != rows or len(whole) != 1:
         return None
     operand = operands[whole[0]]

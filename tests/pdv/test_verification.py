@@ -293,7 +293,7 @@ import pdv
 from pdv.frontend.program import Program
 from tests.pdv.emit.graphs import random_weights, stack
 from tests.pdv.worlds import cluster
-graph = stack(2)
+graph = stack(3)
 plan = pdv.optimize(Program(graph, random_weights(graph)), cluster=cluster(4), mesh={"a": 2, "b": 2})
 plan.made_by("pdv optimize two.onnx").save(Path(sys.argv[1]))
 """

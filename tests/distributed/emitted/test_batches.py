@@ -57,7 +57,7 @@ def refusals(path: Path, **sizes: int) -> None:
 
     def refuse(act: Callable[[Scaled], object]) -> None:
         model = scaled(path, **sizes)
-        with pytest.raises(RuntimeError, match=r"other-rows"):
+        with pytest.raises(RuntimeError, match=r"other-rows: ranks were given different"):
             act(model)
         assert model.own_loss is None
 
@@ -78,7 +78,7 @@ def refusals(path: Path, **sizes: int) -> None:
     with torch.no_grad():
         for given in (scale, scale, other[1]):  # nobody looks at the third
             assert len(model(x, given)) == ROWS // model.data_world
-        with pytest.raises(RuntimeError, match="other-rows"):
+        with pytest.raises(RuntimeError, match="other-rows: ranks were given different"):
             model(x, scale=other[1])
 
 
@@ -152,7 +152,7 @@ def odd_one(path: Path) -> None:
         ((x, scale), odd[2], {}),
         ((x, scale), odd[2], {"rows": "local"}),
     ):
-        with pytest.raises(RuntimeError, match="other-rows"):
+        with pytest.raises(RuntimeError, match="other-rows: ranks were given different"):
             scaled(path, dp=2, tp=2).train_step(given, target, distance, **options)
 
 
@@ -189,9 +189,9 @@ def pipeline(folder: Path) -> list[float]:
         return found
     others = plans.batch(dist.get_rank())
     for given in ((others[0], y), (x, others[1])):
-        with pytest.raises(RuntimeError, match="other-rows"):
+        with pytest.raises(RuntimeError, match="other-rows: ranks were given different"):
             plans.build(folder).train_step(*given, plans.loss_fn)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="other-rows"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="other-rows: ranks were given different"):
         plans.build(folder).eval()(others[0])
     return found
 

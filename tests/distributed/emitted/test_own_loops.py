@@ -190,7 +190,7 @@ def _drifts(path: Path) -> None:
 def refusals(path: Path) -> None:
     model = classifier(path, MESH)
     rank = dist.get_rank()
-    _refuse("other-rows", lambda: model.train_step(*batch(rank // 2), pair))
+    _refuse("other-rows: ranks were given different", lambda: model.train_step(*batch(rank // 2), pair))
     model = classifier(path, MESH)
     with torch.no_grad():
         assert isinstance(model.bias, DTensor)

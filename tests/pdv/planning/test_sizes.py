@@ -88,7 +88,11 @@ def test_models_that_name_their_rows(function: str, reason: str) -> None:
         (nn.LSTM, ROWS),
         (nn.GRU, 2 * ROWS),
         (nn.RNN, 12),
-        *(pytest.param(layer, width, marks=pytest.mark.slow) for layer, width in ((nn.LSTM, 12), (nn.GRU, ROWS))),
+        *(
+            pytest.param(layer, width, marks=pytest.mark.slow)
+            for layer, others in ((nn.LSTM, (12, 2 * ROWS)), (nn.GRU, (12, ROWS)), (nn.RNN, (ROWS, 2 * ROWS)))
+            for width in others
+        ),
     ],
 )
 def test_recurrent_layers_begin_with_states_of_any_number_of_rows(layer: Callable[..., nn.Module], width: int) -> None:
