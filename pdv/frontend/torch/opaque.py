@@ -49,9 +49,13 @@ _OF_ROWS = frozenset(
     {
         *(_ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp),
         *(_ATEN.argmax, _ATEN.argmin, _ATEN.max, _ATEN.min),
+        *(_ATEN.gather, _ATEN.scatter, _ATEN.scatter_add, _ATEN.scatter_reduce),
     }
 )
-"""Functions of each row along the dim that is called so among their arguments, of which some leave that out."""
+"""Functions of each row along the dim that is called so among their arguments, of which some leave that out.
+
+Of several operands, these have the same rows if their other dims have the same sizes.
+"""
 
 OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     **dict.fromkeys((_ATEN.max_pool3d_with_indices, _ATEN.avg_pool3d, _ATEN._adaptive_avg_pool3d), (5, 1)),  # noqa: SLF001
@@ -173,7 +177,7 @@ def _loops_of(
         least, count = OF_SAMPLES[function.overloadpacket]
         alike = count == len(operands) and len({x.type.shape[:1] for x in operands}) == 1
         return _loops_of_samples(operands, rank, count) if alike and operands[0].type.rank >= least else ""
-    if function.overloadpacket not in _OF_ROWS or len(operands) != 1:
+    if function.overloadpacket not in _OF_ROWS:
         return ""
     asked = function._schema.arguments  # noqa: SLF001
     given = {one.name: one.default_value for one in asked if one.has_default_value()}
@@ -181,11 +185,12 @@ def _loops_of(
     before = operands[0].type.rank
     if dim is None or not 0 <= before - rank <= 1 or not before:
         return ""
-    names = [f"d{i}" for i in range(before)]
-    names[int(dim) % before] = "n*"
-    left = " ".join(names)
-    names[int(dim) % before : int(dim) % before + 1] = ["k*"] * (rank == before)
-    return f"{left} -> {' '.join(names)}"
+    at = int(dim) % before
+    if len({(*x.type.shape[:at], None, *x.type.shape[at + 1 :]) for x in operands}) > 1:
+        return ""
+    rows = [f"d{i}" for i in range(before)]
+    each = [" ".join((*rows[:at], f"n{number or ''}*", *rows[at + 1 :])) for number in range(len(operands))]
+    return f"{', '.join(each)} -> {' '.join((*rows[:at], *['k*'] * (rank == before), *rows[at + 1 :]))}"
 
 
 def _loops_of_samples(operands: Sequence[Node], rank: int, count: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,36 @@ def test_what_torch_knows_to_be_of_elements_or_rows_is_cut() -> None:
     assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
 
 
+class Grouped(nn.Module):
+    """[b, 16] -> [b, 16]: the two best groups of four, all else zero, as a router of grouped experts chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.up(x).sigmoid()
+        best = scores.unflatten(1, (4, 4)).topk(2, -1)[0].sum(-1).topk(2, -1, sorted=False)[1]
+        mask = torch.zeros(x.shape[0], 4).scatter_(1, best, 1)
+        return scores.masked_fill(mask.bool().repeat_interleave(4, 1).logical_not(), 0.0)
+
+
+def test_routers_of_groups_are_cut_by_rows(tmp_path: Path) -> None:
+    plan = plan_of(Grouped(), pins={"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}})
+    assert all(entry["loops"].startswith("d0 ") for entry in plan.document["opaque_operators"])
+    assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
+    module, x = Grouped(), torch.randn(3 * BATCH, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OpaqueWarning)
+        folder = pdv.optimize(module, (x[:BATCH],), cluster=cluster(1)).save(tmp_path / "planned")
+    torch.testing.assert_close(import_package(folder).build(device="cpu")(x), module(x))
+
+
+def _places(*sizes: int) -> Tensor:
+    """The first two of each row, by turns."""
+    return torch.arange(math.prod(sizes)).reshape(sizes) % 2
+
+
 @pytest.mark.parametrize(
     ("function", "loops"),
     [
@@ -170,6 +202,11 @@ def test_what_torch_knows_to_be_of_elements_or_rows_is_cut() -> None:
         (lambda x: x.argmax(), ""),
         (lambda x: x.max(-1)[1], "d0 n* -> d0"),
         (lambda x: x.min(0, keepdim=True)[1], "n* d1 -> k* d1"),
+        (lambda x: x.scatter(1, _places(x.shape[0], 3), 2.0), "d0 n*, d0 n1* -> d0 k*"),
+        (lambda x: x.scatter(0, _places(2, x.shape[1]), 1.0), "n* d1, n1* d1 -> k* d1"),
+        (lambda x: x.scatter(1, _places(x.shape[0], 3), x), "d0 n*, d0 n1*, d0 n2* -> d0 k*"),  # three of each row
+        (lambda x: x.scatter(1, _places(x.shape[0] - 1, 3), 1.0), ""),  # not of all rows
+        (lambda x: x.scatter_reduce(1, _places(*x.shape), x, "amax"), "d0 n*, d0 n1*, d0 n2* -> d0 k*"),
     ],
 )
 def test_rows_go_along_the_dim_that_is_said(function: Any, loops: str) -> None:
