@@ -92,7 +92,9 @@ class Problem:
     ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
     Gradients of parameters that rest whole are summed ``bucket_bytes`` at once, and so take their share of a bucket.
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
-    ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
+    ``hides``: gradients of parameters move behind compute, at no price but ``slowed``, the share of their time that
+    this takes of compute: what costs so bounds a step from below. Those of the parameters that ``last`` reads, whose
+    backward is the last of a step, are waited for.
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
     ``versions``: of parameters, that a step keeps (PipeDream-2BW has two).
     ``products``: those of layers that multiply in a narrower format, if any do.
@@ -117,6 +119,8 @@ class Problem:
     bucket_bytes: float = 0.0
     adding_s: float = 0.0
     hides: bool = False
+    slowed: float = 0.0
+    last: Node | None = None
     precision: Precision = AS_EMITTED
     versions: int = 1
     products: Products | None = None

@@ -375,6 +375,6 @@ class Bounds:
         held = self._blocks(candidate.micro_batches)
         forward, backward, _ = self.floors.of_blocks(candidate.micro_batches, candidate.mesh)
         own = (forward + backward)[held.apart :]
-        return LeastInside(
-            problem, compute, candidate.inside, loss_s, own, source, held.spans, self.floors.rewrites, known
-        )
+        slowed = 1.0 - 1.0 / CALIBRATION.overlap_slowdown if self.space.cluster.has_gpus else 0.0
+        rewrites = self.floors.rewrites
+        return LeastInside(problem, compute, candidate.inside, loss_s, own, source, held.spans, rewrites, slowed, known)

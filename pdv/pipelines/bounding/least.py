@@ -1,7 +1,7 @@
 """What the inside of a pipeline's stages takes at least, whatever it is. Entry point: ``LeastInside``.
 
 The search of the inside, on what a simulated step cannot hide: kernels as they run within a step, collectives that are
-waited for. Gradients of parameters are summed behind compute, and cost nothing here.
+waited for. Gradients of parameters are summed behind compute, and cost what that is slower by; the last are waited for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from functools import cached_property
 import numpy as np
 
 from ir.cost_model import CostModel
+from ir.graph import Node
 from ir.proof.repeats import Repeat
 from pdv.cost.comm import AxisLink
-from pdv.pipelines.bounding.floors import Rewrites
+from pdv.pipelines.bounding.floors import Rewrites, variants_of
 from pdv.pipelines.profile import Numbers
 from pdv.problem import Problem
 from pdv.search.priced_chain import PricedChain
 from pdv.search.solver.configs import KnownConfigs
+from pdv.search.solver.exposed import last_reader
 from pdv.search.solver.tables import TooWideError
 from pdv.search.variants.variants import SourceBlocks, Variant
 from pdv.simulate.calibration import CALIBRATION
@@ -41,6 +43,7 @@ class LeastInside:
         source: the program's blocks, long enough for the problem's rules.
         spans: by block, those beside the way aside, the pieces that it is in.
         rewrites: of a plan; each block may do as written, or so.
+        slowed: of what collectives take beside compute, the share that they take of it.
         known: configurations of problems that differ from this one in their programs alone.
     """
 
@@ -52,6 +55,7 @@ class LeastInside:
     source: SourceBlocks
     spans: Sequence[range]
     rewrites: Rewrites
+    slowed: float
     known: KnownConfigs
     _runs: dict[float, Numbers] = field(default_factory=dict)
 
@@ -111,10 +115,21 @@ class LeastInside:
             rules=(),
             memory_limit=float("inf"),
             hides=True,
+            slowed=self.slowed,
+            last=self._last,
         )
         ways = [replace(problem, leaving=way) for way in problem.exits] if problem.undecided else [problem]
         known, variants = self.known, self._variants
         return [PricedChain(way, source=self.source, known=known, variants=variants, limit=LIMIT) for way in ways]
+
+    @cached_property
+    def _last(self) -> Node | None:
+        """Whose backward is the last, however the first block is written that has any."""
+        for number, block in enumerate(self.source.blocks):
+            ways = variants_of(self.source, number, self.rewrites)
+            if any(node.needs_grad for node in block.nodes):
+                return last_reader([one.nodes for one in ways])
+        return None
 
     @cached_property
     def _variants(self) -> dict[str, list[Variant]]:

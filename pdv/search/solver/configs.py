@@ -23,6 +23,7 @@ from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.pcg.states import Seconds
 from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
+from pdv.search.solver.exposed import Exposed
 from pdv.search.solver.tables import Factor
 from pdv.search.solver.ways import Cut, Ways, ways_of
 
@@ -90,7 +91,7 @@ class KnownConfigs:
 
     moves: Redistribution
     configs: dict[Hashable, tuple[Config, ...]] = field(default_factory=dict)
-    uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = field(default_factory=dict)
+    uses: dict[tuple[Node | TensorType, Sharding, bool, bool], tuple[Use, ...]] = field(default_factory=dict)
     at_rest: dict[Node | TensorType, list[AtRest]] = field(default_factory=dict)
     resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
     pieces: dict[TensorType, Seconds] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class ConfigTable:
         self._all = known or KnownConfigs.of(problem)
         self.problem = problem
         self.moves = self._all.moves
+        self.exposed = Exposed(problem)
         self.states = 0
         self.moved: dict[Hashable, Any] = {}  # Any: ``network.MoveCost``, what moving alike values costs
         # tables that blocks share, by the keys of what they are made of
@@ -162,7 +164,8 @@ class ConfigTable:
         if not self._plain:
             return node
         read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied, self._lies(x)) for x in node.operands)
-        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, self._lies(node), read
+        last = node is self.problem.last
+        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, self._lies(node), last, read
 
     def _lies(self, value: Node) -> Hashable:
         """Equal for views alike of values alike, where a bound asks what lies in memory of its own."""
@@ -199,7 +202,7 @@ class ConfigTable:
         for number in np.flatnonzero(possible).tolist():
             way = ways.ways[number]
             if way.cut in seconds:
-                uses = tuple([(at, self._leaf(leaf, way.needs[at], keep=keep)) for at, leaf, keep in kept])
+                uses = tuple([(at, self._leaf(node, leaf, way.needs[at], keep=keep)) for at, leaf, keep in kept])
                 if all(each for _, each in uses):
                     own_s, held = seconds[way.cut], float(saved[number])
                     yield Config(way.splits, way.needs, way.result, own_s, held, uses, float(working[number]))
@@ -210,11 +213,12 @@ class ConfigTable:
             self._all.pieces[tensor] = self.moves.held_bytes(tensor)
         return self._all.pieces[tensor]
 
-    def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
+    def _leaf(self, reader: Node, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
-        key = (param.type if self._plain else param, need, keep)
+        last = reader is self.problem.last
+        key = (param.type if self._plain else param, need, keep, last)
         if key not in self._all.uses:
-            uses = [self._store(param, need, one, keep=keep) for one in self._at_rest(param)]
+            uses = [self._store(param, need, one, keep=keep, last=last) for one in self._at_rest(param)]
             self._all.uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
         return self._all.uses[key]
 
@@ -296,8 +300,8 @@ class ConfigTable:
         axes = [axis for step in fetched for axis in step.axis.split(JOINT)]
         return all(gathers(param, axis, storage.regather) for axis in axes)
 
-    def _store(self, param: Node, need: Sharding, one: AtRest, *, keep: bool) -> Use | None:
-        """A parameter that rests in one way and is read once, as ``need``."""
+    def _store(self, param: Node, need: Sharding, one: AtRest, *, keep: bool, last: bool) -> Use | None:
+        """A parameter that rests in one way and is read once, as ``need``; ``last``: by the last to run backward."""
         storage, routes, before = one.storage, one.routes, one.before
         after = routes.states.index[need]
         gathered = bool(routes.gathered[before, after])
@@ -312,6 +316,8 @@ class ConfigTable:
         if unit >= 0:
             added_s, copied = self.kept(param.type, routes, before, unit)
             seconds, memory = seconds + added_s, memory + copied
+        if self.problem.hides:
+            seconds += self.exposed.seconds(param.type, storage.sharding, need, last=last)
         if not storage.regather and gathered and keep and routes.copy[before, after] != unit:
             memory += float(routes.bytes[after])
         return Use(seconds, memory, storage)

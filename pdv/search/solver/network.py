@@ -238,6 +238,8 @@ class BlockModel:
                 seconds, held = self.ties.tables[param].use(
                     needs, keep=keep, optimistic=self._optimistic, states=states
                 )
+                if node is self._configs.problem.last:
+                    seconds = seconds + self.ties.tables[param].exposed_s(needs, states)
                 factors.append(PricedFactor((self.variables[param], self.variables[node]), seconds, held))
         return factors
 

@@ -118,6 +118,16 @@ class TiedTable:
         spread = [columns[need] for need in needs]
         return seconds[:, spread], held[:, spread] if keep else None
 
+    def exposed_s(self, needs: Sequence[Sharding], states: Sequence[int]) -> Table:
+        """[states, needs] seconds of its gradient's sum at least, read as ``needs`` by the last to run backward."""
+        exposed, rests = self._configs.exposed, [self.states[number].storage.sharding for number in states]
+        each = {
+            (before, need): exposed.seconds(self.param.type, before, need, last=True)
+            for before in dict.fromkeys(rests)
+            for need in dict.fromkeys(needs)
+        }
+        return np.array([[each[before, need] for need in needs] for before in rests])
+
     def _allowed_needs(self, storage: Storage, needs: Sequence[Sharding]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """[needs] whether the pins let the parameter be gathered so far."""
         problem = self._configs.problem

@@ -45,6 +45,10 @@ MODELS = (
     "gpt:layers=4,hidden=1024,heads=8,seq=512,vocab=2048",
     "llama:layers=4,hidden=1024,heads=8,kv_heads=4,ffn=2816,seq=512,vocab=4096",
 )
+WITH_SUMS = (
+    "gpt:layers=3,hidden=256,heads=4,seq=128,vocab=16384",  # its table is read at both ends
+    "gpt:layers=2,hidden=512,heads=8,seq=64,vocab=8192,tied=0",
+)
 PLANS = 3  # stages, meshes and micro-batches of each model
 PRICES = ("arithmetic", "learned", "jagged")  # of kernels
 ONE_EACH = tuple(Mode(recompute, order) for recompute in ("none", "full") for order in ("1f1b", "gpipe", "eager-1f1b"))
@@ -183,6 +187,28 @@ def test_no_plan_beats_its_cell_where_sends_take_long(priced: str) -> None:
         assert step_s >= free._within_s(stages, candidate.mesh, micro_batches)
         eager += work.execution.order == "eager-1f1b"
     assert eager > 3
+
+
+@pytest.mark.parametrize("cluster", [nodes, apart])
+@pytest.mark.parametrize("model", WITH_SUMS)
+def test_no_plan_of_the_whole_batch_beats_its_cell(model: str, cluster: Callable[[], Cluster]) -> None:
+    """Sums of gradients are counted by what they slow beside them, and the last as a whole: most of it, where slow."""
+    bounds = bounds_of(model, cluster=cluster)
+    space, draw = bounds.space, random.Random(model)
+    insides = Insides(space, space.graph, backtrack, Budget(), rules=False)
+    shares = []
+    for mesh, micro_batches in itertools.product(space.meshes(1), (1, 4)):
+        candidate = space.candidate(1, mesh, micro_batches)
+        least_s = bounds._within_s(1, mesh, micro_batches)
+        free = insides.free(candidate)
+        assert free is not None
+        less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.held_bytes(1.0), 1.0)
+        for inside in filter(None, (free, less)):
+            others = [insides.make_plan(solution) for solution in exchanged(inside.plan.solution, inside.plan.pcg)]
+            for plan in (inside.plan, *others):
+                work = _run(space, candidate, replace(inside, plan=plan), ONE_EACH[0], draw)
+                shares.append(least_s / simulate(work).step_s)
+    assert 0.8 < max(shares) <= 1.0
 
 
 @pytest.mark.parametrize("priced", PRICES)
