@@ -16,6 +16,8 @@ from ir.errors import UsageError, WriteError
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside the place, then move there: what was there is replaced by the whole, or stays.
 
+    A device or a pipe (/dev/stdout, /dev/null) is written to as it is, and never replaced by a file.
+
     Raises:
         WriteError: if the disk is full, or the folder may not be written to.
     """
@@ -28,14 +30,16 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     Raises:
         WriteError: if the disk is full, or a folder may not be written to; then all stays as it was.
     """
-    beside = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in contents}
+    whole = {path for path in contents if _is_replaced(path)}
+    beside = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in contents if path in whole}
     path = Path()
     try:
         for path, content in contents.items():
-            with beside[path].open("wb") as file:
+            with beside.get(path, path).open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if path in whole:
+                    os.fsync(file.fileno())
         for path, part in beside.items():
             part.replace(path)
     except OSError as error:
@@ -43,6 +47,16 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     finally:  # interrupted, too: leave nothing half-written
         for part in beside.values():
             part.unlink(missing_ok=True)
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether another file may take this place: not that of a device, a pipe, or a stream of the process."""
+    if path.absolute().parent in {
+        Path("/dev"),
+        Path("/dev/fd"),
+    }:  # /dev/stdout may lead to a file, of which it is a name
+        return False
+    return path.is_file() or not path.exists()
 
 
 @contextmanager

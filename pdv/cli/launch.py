@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ir.errors import UsageError
+from ir.files.writing import check_folder, make_folder
 from pdv.cli import values
 from pdv.cli.long.progress import progress_bar
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table
@@ -94,7 +96,7 @@ def bench(
     from pdv.measure.told import told
 
     asked = Asked(directory, None if no_keep else output, values.seconds(budget, "--budget"), cost)
-    with progress_bar(quiet=as_json) as progress:
+    with _kept_in(asked.folder), progress_bar(quiet=as_json) as progress:
         progress("running steps", None)
         found = run(asked)
         if found["record"] is not None:
@@ -104,6 +106,26 @@ def bench(
         print_json("bench", directory=str(directory), **found)
     else:
         print_table(told(found))
+
+
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[None]:
+    """The folder of measurements, made before the steps run, and gone again if nothing was kept.
+
+    Raises:
+        UsageError: if a file is there. WriteError: if the folder cannot be made.
+    """
+    if folder is None:
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def _keep_kernels(asked: Asked, found: Mapping[str, Any]) -> int:
@@ -136,6 +158,7 @@ def reshard(
     """Make of one plan's checkpoint what another plan loads: weights and the optimizer's state."""
     from pdv.loops.reshard import reshard as run
 
+    check_folder(output, overwrite=overwrite)
     with progress_bar(quiet=as_json) as progress:
         progress("reading and writing tensors", None)
         told = run(checkpoint, output, of=of, to=to, overwrite=overwrite)

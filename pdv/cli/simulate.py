@@ -17,7 +17,7 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning
 from pdv.folders import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ir.cost_model import CostModel
     from ir.graph import Graph
@@ -52,6 +52,7 @@ Trace = Annotated[Path | None, typer.Option(help="Write the step as a Chrome tra
 
 
 def simulate(
+    context: typer.Context,
     target: Target = None,
     cluster: ClusterFile = None,
     manual: Manual = None,
@@ -66,6 +67,8 @@ def simulate(
 ) -> None:
     """Say what a step takes, where its time goes, what it holds in memory, and whether that fits."""
     _check(target, manual, arch, cluster)
+    if manual is None and arch is None:
+        _check_of_plan([name for name in ("batch", "dim", "dtype") if values.is_given(context, name)])
     if trace is not None:
         values.check_folder_of(trace, "--trace")
     from pdv.manual.configuration import configuration
@@ -117,6 +120,18 @@ def _check(target: Path | None, manual: str | None, arch: str | None, cluster: P
         raise UsageError(f"--arch and {str(target)!r} are both a model", mend="Leave one of them out")
     if not own and target is not None and target.suffix == ".onnx":
         raise UsageError(f"{str(target)!r} is a model, not a plan", mend="Add --manual tp=…,pp=…, or run pdv optimize")
+
+
+def _check_of_plan(given: Sequence[str]) -> None:
+    """Whether options ask nothing that a plan has already settled.
+
+    Raises:
+        UsageError: naming them.
+    """
+    if given:
+        options = " and ".join(f"--{name}" for name in given)
+        allowed = f"{options} with --manual or --arch: batch, sizes and types of a plan are its own"
+        raise UsageError(f"{options}: a plan is simulated as it is", allowed, "Plan again with pdv optimize")
 
 
 def _tell(priced: CostModel) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import typer
+
 from ir.errors import UsageError
 from pdv import config
 
@@ -174,6 +176,12 @@ def package_name(model: Path) -> str:
     """A valid package name for a model's file: `GPT-2 (small).onnx` gives `GPT_2_small_pdv`."""
     stem = re.sub(r"[^0-9A-Za-z]+", "_", model.name.rsplit(".", 1)[0]).strip("_")
     return f"model_{stem}_pdv" if not stem or stem[0].isdigit() else f"{stem}_pdv"
+
+
+def is_given(context: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line, be it with its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
 
 
 def check_folder_of(path: Path, option: str = "-o") -> None:

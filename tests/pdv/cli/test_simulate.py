@@ -88,6 +88,33 @@ def test_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "more has 4 devices, the plan is for 2" in refused(capsys, "simulate", "free", "-c", "more.yaml")
 
 
+def test_options_of_a_configuration_are_refused_of_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "plan", "--no-cache")
+    for words in (("--batch", "7"), ("--dtype", "bfloat16"), ("--dim", "sequence=4")):
+        assert f"{words[0]}: a plan is simulated as it is" in refused(capsys, "simulate", "plan", *words)
+    assert "--batch and --dtype: " in refused(capsys, "simulate", "plan", "--dtype", "fp16", "--batch", "7")
+
+
+def test_where_measurements_cannot_be_kept_is_said_before_steps_run(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "plan", "--no-cache")
+    (here / "taken").touch()
+    assert "-o: 'taken' is a file" in refused(capsys, "bench", "plan", "-o", "taken")
+    assert cli.run(["bench", "plan", "-o", "taken/rows"]) == 9
+    assert "cannot-write: taken/rows" in capsys.readouterr().err
+    assert refused(capsys, "bench", "absent", "-o", "rows")
+    assert not (here / "rows").exists()
+
+
+def test_a_checkpoint_that_is_there_is_replaced_by_the_option_alone(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "there").mkdir()
+    (here / "there" / "file").touch()
+    assert "add --overwrite" in refused(capsys, "reshard", "absent", "-o", "there")
+
+
 def test_two_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "tensor", "--pins", "pins.yaml", "--no-cache")
     ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "data", "--mesh", "dp=2", "--no-cache")
