@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,10 +170,16 @@ def _grouped(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: array
     x, matrices, ends = operands
     rows = np.asarray(call.offset)[:, None] + np.arange(call.loops.extents["s"])
     numbers = (np.asarray(ends)[:, None, :] <= rows[..., None]).sum(-1)  # how many groups end before a row
+    return _routed(t, (x, matrices, numbers), call)
+
+
+def _routed(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """A product with each matrix, of the rows that have its number."""
+    x, matrices, numbers = operands
     _, count, width, columns = matrices.shape
     found = None
     for group in range(count):
-        own = t.einsum("sk,s->sk", x, (numbers == group).astype(np.int64))
+        own = t.einsum("sk,s->sk", x, (np.asarray(numbers) == group).astype(np.int64))
         y = t.einsum("sk,kn->sn", own, t.reshape(t.slice(matrices, 0, group, group + 1), (width, columns)))
         found = y if found is None else t.add(found, y)
     return found
@@ -182,11 +189,11 @@ def _grouped_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     """That of rows and matrices, which are of one.
 
     Raises:
-        ShapeError: if they differ, or the ends are no integers.
+        ShapeError: if they differ, or what says which rows are whose is no integers.
     """
     if dtypes[2].is_floating or dtypes[2] is DType.BOOL:
-        raise ShapeError(f"ends of groups are {dtypes[2].value}", "Integers", "Cast them, or swap the operands")
-    one_type("grouped_linear", dtypes[:2])
+        raise ShapeError(f"the numbers of groups are {dtypes[2].value}", "Integers", "Cast them, or swap the operands")
+    one_type("a product of rows with a matrix each", dtypes[:2])
     return dtypes[0]
 
 
@@ -212,4 +219,13 @@ grouped_linear = Operator(
     measured_as="bmm",
 )
 
-OPS = (linear, matmul, attention, grouped_linear)
+routed_linear = replace(
+    grouped_linear,
+    name="routed_linear",  # the same of rows in any order, of which the last says each one's matrix
+    loops="s k, e* k n, s -> s n",  # rows of numbers that no matrix has are zero
+    offset_loop=None,
+    evaluate=_routed,
+    emit="routed_linear({0}, {1}, {2})",
+)
+
+OPS = (linear, matmul, attention, grouped_linear, routed_linear)

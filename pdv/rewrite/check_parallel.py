@@ -111,6 +111,7 @@ EXAMPLES = (
     Example("bag_numbers", ((24,), (12,)), {}, {0: DType.I64, 1: DType.I64}),
     Example("segment_sum", ((8, 12), (8,), (12,)), {}, {1: DType.I64, 2: DType.I64}),
     Example("grouped_linear", ((12, 24), (3, 24, 12), (3,)), {}, {2: DType.I64}),
+    Example("routed_linear", ((12, 24), (3, 24, 12), (12,)), {}, {2: DType.I64}),
     Example("top_k", ((12, 12, 3),), {"k": 2}),
     Example("opaque", ((12, 12, 3), (3,)), {**_CALLED, "loops": "... d*, d* -> ... d*", "sizes": (12, 12, 3)}),
     Example("opaque", ((12, 3), (3,)), {**_CALLED, "sizes": (12, 12)}),

@@ -168,6 +168,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("bag_numbers", ((12,), (6,)), {}, {0: I64, 1: I64}),
     Example("segment_sum", ((4, 6), (4,), (6,)), {}, {1: I64, 2: I64}),
     Example("grouped_linear", ((12, 6), (3, 6, 4), (3,)), {}, {2: I64}),
+    Example("routed_linear", ((12, 6), (3, 6, 4), (12,)), {}, {2: I64}),
     Example("conv2d", ((6, 6, 4, 5), (6, 6, 3, 2)), {"stride": (2, 1), "padding": (1, 0)}),
     Example("conv2d", ((2, 12, 3, 3), (12, 2, 2, 2)), {"groups": 6, "dilation": (2, 1)}),
     Example("max_pool2d", ((6, 6, 5, 4),), {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)}),

@@ -67,6 +67,14 @@ def _grouped_linear(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*products, rest.new_zeros(rest.size(0), matrices.size(2))])
 
 
+def _routed_linear(rows: Tensor, matrices: Tensor, numbers: Tensor) -> Tensor:
+    count = matrices.size(0)
+    ordered, order = numbers.masked_fill(numbers < 0, count).sort()
+    places = torch.arange(count, device=ordered.device, dtype=ordered.dtype)
+    found = _grouped_linear(rows[order], matrices, torch.searchsorted(ordered, places, right=True))
+    return torch.empty_like(found).index_copy(0, order, found)
+
+
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(-1, *(1,) * (x.dim() - 2))
 
@@ -88,6 +96,7 @@ def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vector
 HELPERS: dict[str, Any] = {  # Any: modules and functions
     "torch": torch,
     "F": F,
-    **{f.__name__[1:]: f for f in (_top_k, _pick, _bag_numbers, _segment_sum, _grouped_linear)},
+    **{f.__name__[1:]: f for f in (_top_k, _pick, _bag_numbers, _segment_sum)},
+    **{f.__name__[1:]: f for f in (_grouped_linear, _routed_linear)},
     **{f.__name__[1:]: f for f in (_channel_mean, _channel_variance, _batch_norm)},
 }

@@ -53,6 +53,7 @@ SMALL = {
     "pick": Piece("pick", (t(2, 3, 8), t(2, 3, dtype=I64)), (), (True, False)),
     "bag_numbers": Piece("bag_numbers", (t(8, dtype=I64), t(5, dtype=I64)), (), (False, False)),
     "grouped_linear": Piece("grouped_linear", (t(7, 8), t(3, 8, 4), t(3, dtype=I64)), (), (True, True, False)),
+    "routed_linear": Piece("routed_linear", (t(7, 8), t(3, 8, 4), t(7, dtype=I64)), (), (True, True, False)),
     "segment_sum": Piece("segment_sum", (t(7, 8), t(7, dtype=I64), t(5, dtype=I64)), (), (True, False, False)),
     "where": Piece("where", (t(3, 8, dtype=BOOL), X, X), (), (False, True, True)),
     "cast": Piece("cast", (X,), (("dtype", "f64"),), (True,)),
@@ -82,6 +83,7 @@ UNSAMPLED = {
     "bag_numbers": "whole numbers",
     "segment_sum": "nobody draws its ids",
     "grouped_linear": "nobody draws where its groups end",
+    "routed_linear": "nobody draws whose its rows are",
 }
 
 

@@ -13,8 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 import pdv
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
-from pdv.emit.templates.kernels.operators import grouped_linear
+from pdv.emit.templates.kernels.operators import grouped_linear, routed_linear
 from pdv.frontend.load import load_program
+from pdv.frontend.torch.opaque import call_torch
+from pdv.plan.package import import_package
 from tests.distributed.harness import run_ranks
 from tests.distributed.observed import observe_step
 from tests.pdv.worlds import cluster
@@ -40,25 +42,31 @@ class Scattered(nn.Module):
 
 
 class Sorted(nn.Module):
-    """[b, 16, 32] -> the same: two experts for each row, whose rows are sorted to lie together."""
+    """[b, 16, 32] -> the same: two experts for each row, whose rows are sorted to lie together, and put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, numbered: bool = False, sorts_twice: bool = False, bins: int = EXPERTS) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.router = nn.Linear(WIDTH, EXPERTS)
         self.up = nn.Parameter(torch.randn(EXPERTS, 2 * 8 * WIDTH, WIDTH) * 0.1)
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 8 * WIDTH) * 0.1)
+        self.bias = nn.Parameter(torch.randn(EXPERTS, WIDTH) * 0.1)
+        self.numbered, self.sorts_twice, self.bins = numbered, sorts_twice, bins
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         rows, product = x.reshape(-1, WIDTH), torch.ops.transformers.grouped_mm_fallback
         shares, ids = self.router(rows).softmax(-1).topk(2, -1)
-        ordered, order = torch.sort(ids.flatten())
-        counts = torch.histc(ordered.float(), bins=EXPERTS, min=0, max=EXPERTS - 1)
+        ordered, order = torch.sort((ids if chosen is None else chosen).flatten())
+        counts = torch.histc(ordered.float(), bins=self.bins, min=0, max=self.bins - 1)[:EXPERTS]
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        gate, up = product(rows[order // 2], self.up.transpose(1, 2), ends).chunk(2, -1)
-        y = product(F.silu(gate) * up, self.down.transpose(1, 2), ends) * shares.flatten()[order].unsqueeze(-1)
+        numbers = torch.arange(len(rows)).unsqueeze(1).expand(-1, 2).reshape(-1)
+        own = rows[numbers[order] if self.numbered else order // 2]
+        gate, up = product(own, self.up.transpose(1, 2), ends).chunk(2, -1)
+        y = product(F.silu(gate) * up, self.down.transpose(1, 2), ends) + self.bias[ordered]
+        y = y * shares.flatten()[order].unsqueeze(-1)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
+        back = torch.argsort(order) if self.sorts_twice else back
         return y[back].view(-1, 2, WIDTH).sum(1).view(x.shape)  # type: ignore[no-any-return]
 
 
@@ -90,9 +98,55 @@ def test_scattered_features_leave_the_batch_to_be_cut(rows: bool, tmp_path: Path
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore:no declaration of aten.histc")  # counts and places: whole on every rank
 def test_experts_of_sorted_rows_are_cut(tmp_path: Path) -> None:
-    text = observed(Sorted(), (torch.randn(BATCH, LENGTH, WIDTH),), "tensor", tmp_path / "sorted")
+    chosen = torch.randint(0, EXPERTS, (BATCH, 2 * LENGTH))  # they might be negative: all rows are sorted, then
+    text = observed(Sorted(), (torch.randn(BATCH, LENGTH, WIDTH), chosen), "tensor", tmp_path / "sorted")
     assert "grouped_linear(" in text
     assert "/a]" in text
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("error:no declaration of")
+@pytest.mark.parametrize("technique", ["ddp", "tensor"])
+def test_rows_that_are_sorted_back_are_not_sorted(technique: str, tmp_path: Path) -> None:
+    text = observed(Sorted(), (torch.randn(BATCH, LENGTH, WIDTH),), technique, tmp_path / "sorted")
+    assert "routed_linear(" in text
+    assert "aten.sort" not in text
+    assert ("[b/a, 16, 32]" if technique == "ddp" else "/a]") in text
+    module, x = Sorted(), torch.randn(3, LENGTH, WIDTH)  # of another batch than planned
+    model = import_package(tmp_path / "sorted").build(device="cpu")
+    torch.testing.assert_close(model(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_told"),
+    [
+        (Sorted(), True),
+        (Sorted(numbered=True), True),
+        (Sorted(sorts_twice=True), True),
+        (Sorted(bins=EXPERTS + 1), False),  # not counted as the products count them
+    ],
+)
+def test_which_sorts_are_left_out(module: Sorted, is_told: bool) -> None:
+    x = torch.randn(2, LENGTH, WIDTH)
+    program = load_program(module, (x,))
+    names = [node.op.name for node in program.graph.nodes]
+    assert names.count("routed_linear") == 2 * is_told
+    assert names.count("grouped_linear") == 2 * (not is_told)
+    values = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    found = evaluate(program.graph, {"x": x.numpy(), **values}, field=FloatField(foreign=call_torch)).gather()
+    (y,) = found.values()
+    torch.testing.assert_close(torch.as_tensor(y).float(), module(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_multiplied_by_their_own_matrix(dtype: torch.dtype) -> None:
+    """Of numbers that no row has, and numbers that no matrix has."""
+    x, matrices = torch.randn(16, 8, dtype=dtype), torch.randn(5, 8, 16, dtype=dtype)
+    numbers = torch.tensor([4, 0, 2, -1, 2, 0, 5, 4, 4, 3, 0, 2, 9, 0, 3, 4])
+    wanted = torch.stack(
+        [row @ matrices[i] if 0 <= i < 5 else row.new_zeros(16) for row, i in zip(x, numbers.tolist(), strict=True)]
+    )
+    torch.testing.assert_close(routed_linear(x, matrices, numbers), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

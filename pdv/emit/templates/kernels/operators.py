@@ -77,6 +77,15 @@ def grouped_linear(rows: Tensor, matrices: Tensor, ends: Tensor, block: int = 0)
     return _each_by_its_own(rows, matrices, ends)
 
 
+def routed_linear(rows: Tensor, matrices: Tensor, numbers: Tensor) -> Tensor:
+    """Each row times the matrix of its number: [s, k], [e, k, n], [s] -> [s, n]; zero where no matrix has it."""
+    count = matrices.size(0)
+    ordered, order = torch.where(numbers < 0, count, numbers).sort()
+    ends = torch.searchsorted(ordered, torch.arange(count, device=ordered.device, dtype=ordered.dtype), right=True)
+    found = grouped_linear(rows.index_select(0, order), matrices, ends)
+    return torch.empty_like(found).index_copy(0, order, found)
+
+
 @outside  # how many rows a group has depends on values
 def _each_by_its_own(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
