@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 import pdv
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
+from pdv.emit.templates.kernels import operators
 from pdv.emit.templates.kernels.operators import grouped_linear, routed_linear
 from pdv.frontend.load import load_program
 from pdv.frontend.torch.opaque import call_torch
@@ -160,6 +162,16 @@ def test_blocks_of_grouped_rows_are_the_whole(dtype: torch.dtype) -> None:
     blocks = [grouped_linear(part, matrices, ends, block) for block, part in enumerate(x.chunk(4))]
     torch.testing.assert_close(torch.cat(blocks), wanted)
     torch.testing.assert_close(grouped_linear(x, matrices, ends), wanted)
+
+
+def test_products_in_groups_are_checked_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated ranks see float64 under the name of each floating type, and a kernel takes bfloat16 alone."""
+    seen = types.ModuleType("torch")
+    seen.__dict__.update({**vars(torch), "bfloat16": torch.float64})
+    monkeypatch.setattr(operators, "torch", seen)
+    x, matrices = torch.randn(16, 8, dtype=torch.float64), torch.randn(2, 8, 16, dtype=torch.float64)
+    wanted = torch.cat([x[:6] @ matrices[0], x[6:] @ matrices[1]])
+    torch.testing.assert_close(grouped_linear(x, matrices, torch.tensor([6, 16])), wanted)
 
 
 @pytest.mark.parametrize("times", [(1, 1, 1), (2, 1, 1), (1, 3, 2), (1, 1, 1, 1), (2, 1, 3, 1), (3, 2, 1, 2, 1)])

@@ -70,7 +70,8 @@ def grouped_linear(rows: Tensor, matrices: Tensor, ends: Tensor, block: int = 0)
     """
     count = rows.size(0)
     ends = (ends.sort().values - block * count).clamp(0, count)
-    if rows.dtype == torch.bfloat16 and rows.size(1) % 8 == 0 == matrices.size(2) % 8:  # 16 bytes, as its kernel asks
+    is_half = rows.dtype == torch.bfloat16 and rows.element_size() == 2  # where it is checked, all are float64
+    if is_half and rows.size(1) % 8 == 0 == matrices.size(2) % 8:  # 16 bytes, as its kernel asks
         inside = (torch.arange(count, device=rows.device) < ends[-1]).unsqueeze(1)
         found = F.grouped_mm(rows.where(inside, 0).contiguous(), matrices, offs=ends.int())
         return found.where(inside, 0)
