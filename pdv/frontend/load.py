@@ -11,6 +11,7 @@ from ir.errors import ModelError, ShapeError, UsageError
 from ir.graph import Graph, Node
 from pdv.frontend.program import Dims, Program
 from pdv.frontend.tables import with_tables
+from pdv.frontend.unsorted import unsort
 from pdv.passes import canonicalize
 
 if TYPE_CHECKING:
@@ -62,11 +63,18 @@ def load_program(
             model, example_inputs, batch=batch, dims=_sizes(dims or {}), dynamic_shapes=dynamic_shapes
         )
     check_updates(program.graph)
-    canonical = with_tables(program.map(canonicalize))
+    canonical = with_tables(program.map(_canonical))
     check_draws(program.graph, canonical.graph)
     check_steering(canonical.graph, canonical.lines)
     check_elements(canonical.graph)
     return canonical
+
+
+def _canonical(graph: Graph) -> Graph:
+    """Canonical, without sorts whose rows are put back."""
+    found = canonicalize(graph)
+    apart = unsort(found)
+    return found if apart is found else canonicalize(apart)
 
 
 def check_draws(read: Graph, canonical: Graph) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from ir.graph import Graph, param_view
 from pdv.passes.simplify import STEPS, fold_constant, rows_once
 from pdv.passes.tied_views import untangle, whole_buffers
-from pdv.passes.unsorted import unsort
 from pdv.rewrite.library import read_laws
-from pdv.rewrite.normal_form import Step, normalized
+from pdv.rewrite.normal_form import normalized
 from pdv.rewrite.rule import Rule, forwards
 
 LAWS = Path(__file__).with_name("canonical.laws")
@@ -25,10 +24,7 @@ def canonicalize(graph: Graph) -> Graph:
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
     stored = {str(param.attr("source")): param.type.shape for param in graph.params if not param_view(param)}
-    steps: tuple[Rule | Step, ...] = (fold_constant, *_rules(), *STEPS, rows_once(rows))
-    found = normalized(graph, steps)
-    if (apart := unsort(found)) is not found:
-        found = normalized(apart, steps)
+    found = normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows)))
     found = normalized(found, (rows_once(rows, inner=True),))  # folding would undo it
     return whole_buffers(untangle(found, stored))
 
