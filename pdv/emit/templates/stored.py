@@ -344,7 +344,7 @@ def placed_as(parameter: DTensor, piece: Tensor, mesh: DeviceMesh | None) -> DTe
 def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimizers.py says
     """Handlers of what changes lists of DTensors in place (``_foreach_mul_``), which autograd does not count either.
 
-    Lists may have plain tensors, too, such as buffers, which torch refuses.
+    Lists may have plain tensors, too, such as buffers, which torch refuses, as it does ``_foreach_copy_``.
     """
 
     def count(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -361,12 +361,13 @@ def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimi
 
 
 def _local_lists(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of an operation on each place of lists; of mixed ones what this rank holds, if places are alike."""
+    """Arguments of an operation on each place of lists: what this rank holds of them, if places are alike."""
     lists = [x for x in args if isinstance(x, list | tuple) and all(isinstance(each, Tensor) for each in x)]
-    places = [{getattr(each, "placements", ()) for each in place} for place in zip(*lists, strict=False)]
-    placed = [each for place in places for each in place]
-    is_alike = all(len(place) == 1 for place in places) and not any(x.is_partial() for each in placed for x in each)
-    if not is_alike or () not in placed or not any(placed):
+    of = [[(x, getattr(x, "placements", ())) for x in place] for place in zip(*lists, strict=False)]
+    places = [{(axes, axes and x.shape) for x, axes in place} for place in of]
+    placed = [axes for place in places for axes, _ in place]
+    is_alike = all(len(place) == 1 for place in places) and not any(x.is_partial() for axes in placed for x in axes)
+    if not is_alike or not any(placed):
         return args
     return tuple([local_piece(each) for each in x] if any(x is one for one in lists) else x for x in args)
 

@@ -219,6 +219,7 @@ def where_of(node: torch.fx.Node) -> str:
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not frames:
         return node.name
-    of_the_model = [frame for frame in frames if "/site-packages/torch/" not in frame] or frames
+    written = [frame for frame in frames if not frame.startswith('File "<')]  # what torch generated has no file
+    of_the_model = [frame for frame in written if "/site-packages/torch/" not in frame] or written or frames
     path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
     return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

@@ -198,6 +198,7 @@ def outputs_between_changes(folder: Path) -> list[Tensor]:
         lambda: [setattr(p, "data", p * 0.9) for p in held],
         lambda: torch._foreach_mul_(held, 0.9),
         lambda: torch._foreach_lerp_(held, [p * 0.5 for p in held], 0.1),
+        lambda: torch._foreach_copy_(held, [p * 1.1 for p in held]),
         lambda: model.load_state_dict(before),
     ]
     found = [model(ids(8, 8)).clone()]
