@@ -39,6 +39,13 @@ def choose(k: Lowering, x: Node, mask: Node) -> Chosen:
     return Chosen(k.apply("where", _beside(k, flat, rows), rows, filler), flat)
 
 
+def in_turn(k: Lowering, source: Node, mask: Node) -> Node:
+    """[n, ...] of which the rows that the mask chooses are those of ``source``, as many, one after the other."""
+    count, *rest = source.type.shape
+    found = k.apply("embedding", k.reshape(source, (count, -1)), masks.turns(k, mask))
+    return k.reshape(found, (*mask.type.shape, *rest))
+
+
 def put_back(k: Lowering, x: Node, mask: Node, chosen: Chosen) -> Node:
     """x with the rows that the mask chooses overwritten by what was made of these, chosen by the same mask."""
     if k.reshape(mask, (-1,)) is not chosen.mask or mask.type.shape != x.type.shape[: mask.type.rank]:

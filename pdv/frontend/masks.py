@@ -165,12 +165,16 @@ def scatter(k: Lowering, x: Node, mask: Node, source: Node) -> Node:
     is_of_rows = bool(rows.type.rank) and rows.type.shape[-1] == 1 < width and source.type.shape[-1:] == (width,)
     sizes = (*x.type.shape[:-1], 1) if is_of_rows else x.type.shape
     chosen = k.expand(rows if is_of_rows else mask, sizes)
-    turn = k.apply("cumsum", k.cast(k.reshape(chosen, (math.prod(sizes),)), DType.I64), dim=0)
-    turn = clamp(k, k.shift(turn, -1), 0, None)
+    turn = turns(k, k.reshape(chosen, (math.prod(sizes),)))
     table = k.reshape(source, (-1, width if is_of_rows else 1))
     found = k.apply("embedding", table, k.reshape(turn, sizes[:-1] if is_of_rows else sizes))
     found = k.reshape(found, x.type.shape)
     return k.apply("where", k.expand(mask, x.type.shape), found, x)
+
+
+def turns(k: Lowering, mask: Node) -> Node:
+    """[n] of each element at which the mask [n] holds, how many before it do; of the first ones, zero."""
+    return clamp(k, k.shift(k.apply("cumsum", k.cast(mask, DType.I64), dim=0), -1), 0, None)
 
 
 def from_front(k: Lowering, ids: Node, size: int) -> Node:

@@ -59,6 +59,8 @@ def of_chosen(
         if len(args[1]) != 1 or not isinstance(args[1][0], Node) or any(args[3:]):
             raise Unsupported("rows that a mask chose, put elsewhere, or added")
         return chosen.put_back(k, first, args[1][0], args[2])
+    if isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags:
+        args = _with_turns(k, args, mask)
     if handler is None or not _is_of_rows(target, name, args):
         raise Unsupported("of rows that a mask chooses, of which the number depends on values")
     given = [x.rows if isinstance(x, Chosen) else x for x in args]
@@ -68,6 +70,17 @@ def of_chosen(
     if not isinstance(made, Node):
         raise Unsupported("several results of rows that a mask chooses")
     return Chosen(made, mask)
+
+
+def _with_turns(k: Lowering, args: Sequence[Any], mask: Node) -> list[Any]:  # Any: as above
+    """Operands of which those that have a row for each chosen one have them where these are."""
+    rank = max(x.rows.type.rank for x in args if isinstance(x, Chosen))
+
+    def placed(x: Any) -> Any:  # Any: as above
+        has_rows = isinstance(x, Node) and x.type.rank == rank and x.type.shape[0] > 1
+        return Chosen(chosen.in_turn(k, x, mask), mask) if has_rows else x
+
+    return [placed(x) for x in args]
 
 
 def _is_of_rows(target: Any, name: str, args: Sequence[Any]) -> bool:  # Any: as above

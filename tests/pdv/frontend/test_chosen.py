@@ -67,6 +67,32 @@ def test_losses_of_chosen_rows(name: str) -> None:
     assert "the same" in said, said
 
 
+class Deep(nn.Module):
+    """x: [4, 8, 5], mask: [4, 8], images: [4, 2, 5] -> x with images added where the mask holds, as Qwen3-VL has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.vision, self.out = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor, images: Tensor) -> Tensor:
+        h = self.words(x).clone()
+        mask = mask == 1
+        added = h[mask, :].clone() + self.vision(images).flatten(0, 1)
+        h[mask, :] = added
+        return self.out(h.tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batch", [4, 1])
+def test_rows_are_added_to_chosen_ones_in_turn(batch: int) -> None:
+    torch.manual_seed(0)
+    mask = torch.rand(batch, 8).argsort(1).lt(2).long()
+    given = {"x": torch.randn(batch, 8, 5), "mask": mask, "images": torch.randn(batch, 2, 5)}
+    module = Deep()
+    program = load_program(module, given)
+    assert not program.opaque
+    assert "the same" in check_reading(program.graph, copy_of(module, given, train=True), train=True)
+
+
 @pytest.mark.parametrize("name", ["of two values", "logarithms", "over rows", "whole"])
 def test_losses_of_chosen_rows_in_files(name: str, tmp_path: Path) -> None:
     module, path = Head(LOSSES[name]), tmp_path / "m.onnx"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
+from pdv.frontend.torch.tracing.known_values import KnownValues
 
 X = torch.arange(24.0).reshape(4, 6).sin()
 Forward = Callable[["Asks", Tensor], Tensor]
@@ -25,6 +28,7 @@ class Asks(nn.Module):
         self.layer = nn.Linear(6, 6)
         self.steps = torch.tensor([0.5, 0.25])
         self.flag, self.level = nn.Buffer(torch.tensor(True)), nn.Buffer(torch.tensor(0.5))
+        self.sizes = nn.Buffer(torch.tensor([[2, 1], [1, 3]]))
         self.way = way
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,11 +61,40 @@ def overwrite(module: Asks, x: Tensor) -> Tensor:
     return x + counts.max().item() if torch.equal(counts, torch.tensor([0.0, 2.0, 4.0])) else x
 
 
-@pytest.mark.parametrize("way", [integrate, loop, overwrite])
+def counts(module: Asks, x: Tensor) -> Tensor:
+    """Sizes that numbers say: of repeats, of what is not zero, and of what a mask chooses."""
+    ends = torch.repeat_interleave(module.sizes[:, 1], module.sizes[:, 0]).cumsum(0)
+    places = torch.nonzero(ends % 2).flatten()
+    first, second = torch.split(x, [ends[0].item(), 6 - ends[0].item()], dim=1)
+    return torch.cat([second, first], 1) * ends[ends > 2].sum().item() + places.tolist()[0] + len(torch.where(ends)[0])
+
+
+@pytest.mark.parametrize("way", [integrate, loop, overwrite, counts])
 def test_numbers_alone_have_values(way: Forward) -> None:
     module = Asks(way)
     source = copy_of(module, X, train=True)
     assert check_reading(load_program(module, X).graph, source, train=True).endswith("are the same")
+
+
+class Watch(TorchFunctionMode):
+    """Notes whether the gradient mode is set, which torch's tracing would write into a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
+        del types
+        self.called.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_values_are_computed_beside_the_program() -> None:
+    watch = Watch()
+    with watch, KnownValues(nn.Identity()):
+        assert (torch.arange(3) * 2).tolist() == [0, 2, 4]
+    assert "arange" in watch.called
+    assert "_set_grad_enabled" not in watch.called
 
 
 def counted(module: Asks, x: Tensor) -> Tensor:

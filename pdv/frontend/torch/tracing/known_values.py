@@ -30,6 +30,7 @@ _IN_PLACE = frozenset(
     f"__{name}__"
     for name in "setitem iadd isub imul idiv itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()  # noqa: SIM905
 )
+_SIZED = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
 _UNDEFINED = ("empty", "new_empty", "resize", "set_", "share_memory")  # elements that nobody wrote, memory of others
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -90,6 +91,8 @@ class KnownValues(TorchFunctionMode):
             return self._run(function, args, kwargs)
         if constant and name == "__iter__":
             return iter(self.__torch_function__(torch.Tensor.unbind, (), (args[0], 0)))
+        if constant and _is_sized_by_values(name, args, kwargs):
+            return self._computed(function, args, kwargs)
         written = ([kwargs["out"]] if "out" in kwargs else args[:1]) if _writes(name, kwargs) else ()
         memory = self._memory_of(written)
         self.written |= {key for key, value in self.stored.items() if value.untyped_storage().data_ptr() in memory}
@@ -120,8 +123,20 @@ class KnownValues(TorchFunctionMode):
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:  # Any: torch's
         given = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
-        with _disable_current_modes(), torch.no_grad():
+        # without torch's modes, which would write each change of the gradient mode into the program
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
             return function(*given[0], **given[1])
+
+    def _computed(self, function: Any, args: Any, kwargs: Any) -> Any:  # Any: torch's
+        """What a function gives, as constants: of how many elements it is tracing could not say."""
+        names = self._buffers_of(tree_leaves((args, kwargs)))
+        self.asked |= names
+        result = self._run(function, args, kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                with _disable_current_modes():
+                    self.known[leaf], self.made_of[leaf] = leaf.clone(), names
+        return result
 
     def _keep(self, result: Any, function: Any, args: Any, kwargs: Any) -> None:  # Any: torch's
         """Note the values of what came, unless they were drawn."""
@@ -149,6 +164,19 @@ class KnownValues(TorchFunctionMode):
         for traced, value in list(self.known.items()) if memory else ():
             if value is not None and value.untyped_storage().data_ptr() in memory:
                 self.known[traced] = None
+
+
+def _is_sized_by_values(name: str, args: Any, kwargs: Any) -> bool:  # Any: arguments of a function
+    """Whether the sizes of what a function gives depend on values of its operands."""
+    given = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
+    match name:
+        case "repeat_interleave":
+            return kwargs.get("output_size") is None and bool(given or len(args) + len(kwargs) == 1)
+        case "where":
+            return len(args) + len(kwargs) == 1
+        case "__getitem__":
+            return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in given)
+    return name in _SIZED
 
 
 def _is_traced(leaf: torch.Tensor) -> bool:
