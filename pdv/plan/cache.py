@@ -189,6 +189,8 @@ def _field_key(problem: Problem, name: str) -> object:
             return problem.pins.gathers is allow_none
         case "mesh":
             return str(problem.mesh)
+        case "last":
+            return None if problem.last is None else problem.graph.nodes.index(problem.last)
     return repr(getattr(problem, name))
 
 
