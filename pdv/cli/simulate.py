@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ir.cost_model import CostModel
     from ir.graph import Graph
     from pdv.manual.configuration import Configuration
+    from pdv.memory import StepMemory
     from pdv.problem.workload import Workload
+    from pdv.simulate.result import Simulation
 
 Target = Annotated[
     Path | None,
@@ -93,10 +95,8 @@ def simulate(
         simulation, memory = simulated(work), step_memory(work)
         document = simulated_document(work, simulation, memory, text)
         if trace is not None:
-            from pdv.simulate.trace import trace as draw
-
             progress("drawing", None)
-            write_whole(trace, json.dumps(draw(simulation, memory)).encode())
+            _draw(trace, simulation, memory)
     for warning in () if as_json else work.cluster.warnings:
         print_warning(warning)
     if as_json:
@@ -132,6 +132,13 @@ def _check_of_plan(given: Sequence[str]) -> None:
         options = " and ".join(f"--{name}" for name in given)
         allowed = f"{options} with --manual or --arch: batch, sizes and types of a plan are its own"
         raise UsageError(f"{options}: a plan is simulated as it is", allowed, "Plan again with pdv optimize")
+
+
+def _draw(trace: Path, simulation: Simulation, memory: StepMemory) -> None:
+    """A step as a Chrome trace."""
+    from pdv.simulate.trace import trace as drawn
+
+    write_whole(trace, json.dumps(drawn(simulation, memory)).encode())
 
 
 def _tell(priced: CostModel) -> None:
