@@ -350,7 +350,7 @@ def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimi
     def count(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         itself = handlers.pop(op)
         try:
-            op(*_local_lists(args), **kwargs)
+            op(*_local_lists(args, itself_fails=op is torch.ops.aten._foreach_copy_.default), **kwargs)
         finally:
             handlers[op] = itself
         increment_version([x for x in args[0] if not x.is_inference()])
@@ -360,14 +360,14 @@ def counted_lists(handlers: dict[Any, Any]) -> dict[Any, Any]:  # Any: as optimi
     return {getattr(getattr(torch.ops.aten, name), (*of, "default")[0]): count for name, *of in changing}
 
 
-def _local_lists(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of an operation on each place of lists: what this rank holds of them, if places are alike."""
+def _local_lists(args: tuple[Any, ...], *, itself_fails: bool) -> tuple[Any, ...]:
+    """Arguments of an operation on each place of lists; of mixed ones what this rank holds, if places are alike."""
     lists = [x for x in args if isinstance(x, list | tuple) and all(isinstance(each, Tensor) for each in x)]
     of = [[(x, getattr(x, "placements", ())) for x in place] for place in zip(*lists, strict=False)]
     places = [{(axes, axes and x.shape) for x, axes in place} for place in of]
     placed = [axes for place in places for axes, _ in place]
     is_alike = all(len(place) == 1 for place in places) and not any(x.is_partial() for axes in placed for x in axes)
-    if not is_alike or not any(placed):
+    if not is_alike or not any(placed) or not (itself_fails or () in placed):
         return args
     return tuple([local_piece(each) for each in x] if any(x is one for one in lists) else x for x in args)
 
