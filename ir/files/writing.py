@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ir.errors import UsageError, WriteError
 
+_STREAMS = {Path("/dev"), Path("/dev/fd")}  # /dev/stdout may lead to a file, of which it is but a name
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside the place, then move there: what was there is replaced by the whole, or stays.
@@ -51,10 +53,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 def _is_replaced(path: Path) -> bool:
     """Whether another file may take this place: not that of a device, a pipe, or a stream of the process."""
-    if path.absolute().parent in {
-        Path("/dev"),
-        Path("/dev/fd"),
-    }:  # /dev/stdout may lead to a file, of which it is a name
+    if path.absolute().parent in _STREAMS:
         return False
     return path.is_file() or not path.exists()
 

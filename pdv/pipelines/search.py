@@ -152,9 +152,8 @@ class Search:
             or any(one.is_plain and one.fits for one in self._all)
         ):
             return False
-        least_s = (
-            self.estimates.floors.least_s(1, 1) if 1 in self.space.stages else 0.0
-        )  # in another order none is said
+        said = 1 in self.space.stages  # not of unequal devices in another order
+        least_s = self.estimates.floors.least_s(1, 1) if said else 0.0
         return self.space.least_bytes(1, 1) <= self.limit and least_s * NEAR < self.best.step_s
 
     def run(self) -> Found | None:

@@ -16,7 +16,7 @@ from ir.cost_model import CostModel
 from ir.graph import Node
 from ir.proof.repeats import Repeat
 from pdv.cost.comm import AxisLink
-from pdv.pipelines.bounding.floors import Rewrites, variants_of
+from pdv.pipelines.bounding.floors import Rewrites
 from pdv.pipelines.profile import Numbers
 from pdv.problem import Problem
 from pdv.search.priced_chain import PricedChain
@@ -125,11 +125,9 @@ class LeastInside:
     @cached_property
     def _last(self) -> Node | None:
         """Whose backward is the last, however the first block is written that has any."""
-        for number, block in enumerate(self.source.blocks):
-            ways = variants_of(self.source, number, self.rewrites)
-            if any(node.needs_grad for node in block.nodes):
-                return last_reader([one.nodes for one in ways])
-        return None
+        trained = (block for block in self.source.blocks if any(node.needs_grad for node in block.nodes))
+        first = next(trained, None)
+        return None if first is None else last_reader([one.block.nodes for one in self._variants[first.key]])
 
     @cached_property
     def _variants(self) -> dict[str, list[Variant]]:
