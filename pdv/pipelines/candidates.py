@@ -278,6 +278,13 @@ class Space:
         """With the links that the mesh's axes have in each stage."""
         return Candidate(stages, mesh, stage_axes(self.problem.compute, self.cluster, mesh, stages), micro_batches)
 
+    def devices_of(self, candidate: Candidate, stage: int) -> tuple[Device, ...]:
+        """The kinds of devices that a stage has."""
+        cluster, size = self.cluster, candidate.mesh.num_devices
+        if len(cluster.classes) == 1:
+            return (cluster.classes[0].device,)
+        return tuple(dict.fromkeys(cluster.device_of(rank) for rank in range(stage * size, (stage + 1) * size)))
+
     def compute_of(self, devices: tuple[Device, ...]) -> CostModel:
         """What prices the slowest of some devices."""
         return self.problem.compute.on(devices)

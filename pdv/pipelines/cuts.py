@@ -1,11 +1,12 @@
 """Where a pipeline is cut: runs of pieces whose slowest stage is as fast as can be, within every stage's memory.
 
-An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` and ``cut_pieces``.
+An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` and ``cut_pieces``; where stages differ,
+``sooner_cuts``, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,18 @@ from pdv.cluster import Link
 from pdv.pipelines.profile import Numbers, Profile
 
 ROUNDING = 1e-9
+SLOWER = (
+    1.02,
+    1.05,
+    1.1,
+    1.2,
+    1.35,
+    1.6,
+    2.0,
+    3.0,
+)  # times the fastest slowest stage, that one may take to fill sooner
+
+Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def stage_costs(
@@ -39,22 +52,22 @@ def stage_costs(
         before: the link from the stage before; sends over one link take turns.
         behind: the link to the next stage.
     """
-    each = _runs(profile.forward_s * (1 + recompute) + profile.backward_s)
+    each = run_sums(profile.forward_s * (1 + recompute) + profile.backward_s)
     passed = np.append(0.0, profile.sent_bytes)
     slower = np.maximum(each, np.maximum(_send_s(before, passed)[:, None], _send_s(behind, passed)[None, :]))
     seconds = micro_batches * slower + once_seconds(profile)
     starts, stops = np.indices(seconds.shape)
     fits = held_bytes(profile, in_flight=in_flight, recompute=recompute) <= limit
-    trains = _runs(profile.optimizer_s) > 0.0
+    trains = run_sums(profile.optimizer_s) > 0.0
     return np.where((starts < stops) & trains & fits, seconds, np.inf)
 
 
 def held_bytes(profile: Profile, *, in_flight: float, recompute: bool) -> Numbers:
     """[start, stop] bytes that a device of a stage holds at most, as far as values alone say."""
-    resting = _runs(profile.resting_bytes)
+    resting = run_sums(profile.resting_bytes)
     if not recompute:
-        return resting + in_flight * _runs(profile.kept_bytes)
-    return resting + in_flight * _runs(profile.entering_bytes) + _largest(profile.kept_bytes)
+        return resting + in_flight * run_sums(profile.kept_bytes)
+    return resting + in_flight * run_sums(profile.entering_bytes) + _largest(profile.kept_bytes)
 
 
 def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
@@ -62,18 +75,34 @@ def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
 
     ``costs``: by stage, [start, stop] seconds of a run of pieces.
     """
-    count = costs[0].shape[0] - 1
     slowest = _best(costs, np.maximum)[0]
     if not np.isfinite(slowest):
         return None
-    even = [np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs]
-    ends = [count]
-    for starts in reversed(_best(even, np.add)[1]):
+    return _sizes(_best([np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs], np.add)[1])
+
+
+def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers]) -> Iterator[tuple[int, ...]]:
+    """Cuts that one micro-batch passes soonest, of those whose slowest stage takes so many times what it must.
+
+    Stages that are alike take the same in all, however they are cut; of unlike ones a step of few micro-batches may be
+    faster with a slower stage. ``costs`` as of ``cut_pieces``; ``passes``: by stage, [start, stop] seconds of one
+    micro-batch, and of what is sent behind it.
+    """
+    slowest = _best(costs, np.maximum)[0]
+    for times in SLOWER if np.isfinite(slowest) else ():
+        within = [np.where(one <= times * slowest, each, np.inf) for one, each in zip(costs, passes, strict=True)]
+        yield _sizes(_best(within, np.add)[1])
+
+
+def _sizes(starts_of: Sequence[Starts]) -> tuple[int, ...]:
+    """How many pieces each stage has, given where each starts if it stops before a piece."""
+    ends = [len(starts_of[0]) - 1]
+    for starts in reversed(starts_of):
         ends.append(int(starts[ends[-1]]))
     return tuple(stop - start for start, stop in pairwise(reversed(ends)))
 
 
-def _best(costs: Sequence[Numbers], join: np.ufunc) -> tuple[float, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+def _best(costs: Sequence[Numbers], join: np.ufunc) -> tuple[float, list[Starts]]:
     """The least of all pieces over all stages; by stage, where it starts if it stops before a piece."""
     before = np.full(costs[0].shape[0], np.inf)
     before[0] = 0.0
@@ -92,11 +121,11 @@ def _send_s(link: Link | None, passed: Numbers) -> Numbers:
 
 def once_seconds(profile: Profile) -> Numbers:
     """[start, stop] what follows the last backward pass: the optimizer, and sums that it could not hide."""
-    hidden = _runs(profile.backward_s)
-    return np.asarray(_runs(profile.optimizer_s) + np.maximum(0.0, _runs(profile.sums_s) - hidden))
+    hidden = run_sums(profile.backward_s)
+    return np.asarray(run_sums(profile.optimizer_s) + np.maximum(0.0, run_sums(profile.sums_s) - hidden))
 
 
-def _runs(each: Numbers) -> Numbers:
+def run_sums(each: Numbers) -> Numbers:
     """[start, stop] sums over runs."""
     sums = np.append(0.0, np.cumsum(each))
     return np.asarray(sums[None, :] - sums[:, None])

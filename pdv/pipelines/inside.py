@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError, PinsError
 from ir.graph import Graph
-from pdv.cluster import Device
 from pdv.pcg.plan_cost import plan_cost
 from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.spread import spread_to_pcg
@@ -201,15 +200,9 @@ class Insides:
 
     def _as_stage(self, candidate: Candidate, problem: Problem, stage: int) -> tuple[tuple[object, ...], Problem]:
         """The problem with the links and devices of a stage; stages of an equal key are alike."""
-        devices = self._devices(candidate, stage)
+        devices = self.space.devices_of(candidate, stage)
         axes = candidate.axes[stage]
         return (devices, axes), replace(problem, axes=axes, compute=self.space.compute_of(devices))
-
-    def _devices(self, candidate: Candidate, stage: int) -> tuple[Device, ...]:
-        cluster, size = self.space.cluster, candidate.mesh.num_devices
-        if len(cluster.classes) == 1:
-            return (cluster.classes[0].device,)
-        return tuple(dict.fromkeys(cluster.device_of(rank) for rank in range(stage * size, (stage + 1) * size)))
 
 
 def workload(space: Space, candidate: Candidate, plan: BestPlan, stages: Stages, mode: Mode) -> Workload:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,7 @@ from pdv.cluster import Cluster, Link
 from pdv.cluster.host import slowest_host
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
-from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, sooner_cuts, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
 from pdv.problem.recomputation import HOSTED
@@ -25,6 +26,8 @@ from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.pipeline import STEADY, Durations, Sends, Timeline, compose
 from pdv.simulate.engine.shared import Cores, compose_shared
 from pdv.simulate.engine.task import PICO, picoseconds
+
+SENT = 0.02  # of a step, by which what one micro-batch sends may differ, and cuts are all alike
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,10 @@ class Whole:
     layers: tuple[bool, ...] = ()
 
     def cut(self, limit: float) -> tuple[int, ...] | None:
-        """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device."""
+        """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device.
+
+        Where stages or what they send differ, so that a step is, of that cut and those that fill the pipeline sooner.
+        """
         if self.candidate.stages == 1:
             whole = (self.profiles[0].count,)
             return whole if self.held(whole)[0] <= limit else None
@@ -87,7 +93,31 @@ class Whole:
             sizes = cut_pieces(self.costs(math.inf))
             if sizes is not None and max(self.held(sizes)) <= limit:
                 return sizes
-        return cut_pieces(self.costs(limit))
+        costs = self.costs(limit)
+        sizes = cut_pieces(costs)
+        if sizes is None or not self._differs(sizes):
+            return sizes
+        return min(dict.fromkeys((sizes, *sooner_cuts(costs, self._passes))), key=self.step_s)
+
+    def _differs(self, sizes: Sequence[int]) -> bool:
+        """Whether cuts differ in what one micro-batch takes of all stages, and of sends between them."""
+        if self.mode.virtual > 1 or Cores.of(self.cluster, self.candidate.stages) is not None:
+            return False
+        if len(self.profiles.kinds) > 1:
+            return True
+        links, passed = [link for link in self.links if link is not None], self._timed[0].sent_bytes[:-1]
+        sent_s = max((np.ptp(passed) / link.bandwidth_bytes_per_s for link in links), default=0.0)
+        return bool(2 * sent_s > SENT * self.step_s(sizes))
+
+    @property
+    def _passes(self) -> list[Numbers]:
+        """By stage, as of ``sooner_cuts``."""
+        found = []
+        for stage in range(self.candidate.stages):
+            own, link = self._timed[stage], self.links[stage + 1]
+            sent_s = 0.0 if link is None else 2 * np.append(0.0, own.sent_bytes) / link.bandwidth_bytes_per_s
+            found.append(run_sums(own.forward_s * (1 + self.again) + own.backward_s) + sent_s)
+        return found
 
     def cut_freely(self) -> tuple[int, ...]:
         """The same whatever a device holds; there are no more stages than pieces."""
@@ -140,7 +170,7 @@ class Whole:
     def _pipeline(self) -> Pipeline:
         return Pipeline(self.candidate.stages, self.mode.virtual, self.candidate.micro_batches, self.mode.order)
 
-    @property
+    @cached_property
     def links(self) -> list[Link | None]:
         """Before each chunk and behind the last: of the slowest pair of devices that send there."""
         size, place = self.candidate.mesh.num_devices, self._pipeline.layout.place_of
@@ -221,7 +251,7 @@ class Whole:
         line = compose_shared(self._pipeline, chunks, busy, both, cores, blocking=False, several=several)
         return replace(line, ends=[end / PICO for end in line.ends], behind=[end / PICO for end in line.behind])
 
-    @property
+    @cached_property
     def _timed(self) -> ByStage:
         """With simulated seconds of passes."""
 

@@ -14,29 +14,27 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 
+from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.pcg.redistribute import Redistribution
 from pdv.pipelines.bounding.cells import Cell, multiples
-from pdv.pipelines.bounding.even import EvenPieces, HeldBlocks, even_pieces
 from pdv.pipelines.bounding.floors import Floor, Floors, issued_seconds
-from pdv.pipelines.bounding.least import LeastInside, reached_links
-from pdv.pipelines.bounding.packing import Fitting, Packing, Turns, held, rounds
+from pdv.pipelines.bounding.insides import COMING, LeastInsides, flight, resting
+from pdv.pipelines.bounding.least import LeastInside
+from pdv.pipelines.bounding.packing import Fitting, Packing, Pieces, Turns, held, rounds, slowest_s
+from pdv.pipelines.bounding.sends import LeastSends
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
-from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import ONE_EACH, Order
+from pdv.problem.workload import ONE_EACH, STALE, Order
 from pdv.schedule.lines import lines
 from pdv.schedule.order import Pipeline
 from pdv.search.meshes import BestPlan
-from pdv.search.solver.configs import KnownConfigs
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
-from pdv.simulate.lowering.price import copying_s
 from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
@@ -44,16 +42,7 @@ DRAWS = 16  # of stragglers, as steps are predicted
 PRICES = (0.3, 0.7, 0.1, 0.45, 0.2, 1.2)
 SOLVED = 128  # insides at most; what is known by then is a bound, too
 MOST = 4.0  # times what all stages together take, that is looked for
-COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """What pieces take, as of a ``Packing``: runs, backward, and the bytes that stages have."""
-
-    runs: Mapping[float, Numbers]
-    backward: Numbers
-    rooms: Sequence[float]
+KINDS = 4  # of stages at most, of which insides are solved
 
 
 @dataclass
@@ -61,7 +50,7 @@ class Bounds:
     """Of a space, whose program is as written, or in all blocks as ``rewrites`` of a plan have it.
 
     ``one_each``: of plans with one stage on each rank; several may fill a pipeline in next to no time. ``own``: stages,
-    and the mesh of one, of the plan found.
+    and the mesh of one, of the plan found; ``rewritten``: its program of one micro-batch, and how many there are.
 
     ``floors``: of a step, compute alone; ``issued_s``: of one micro-batch, forward and backward, in which hosts of all
     stages together issue its kernels.
@@ -73,14 +62,9 @@ class Bounds:
     issued_s: tuple[float, float]
     one_each: bool = True
     own: tuple[int, Mesh] | None = None
+    rewritten: tuple[Graph, int] | None = None
     enough_s: float = math.inf
-    solved: int = 0
-    _alike: dict[int, bool] = field(default_factory=dict)
-    _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
-    _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
-    _moves: dict[tuple[object, ...], Redistribution] = field(default_factory=dict)
-    _pieces: dict[tuple[tuple[int, ...], int], EvenPieces] = field(default_factory=dict)
-    _held: dict[int, HeldBlocks] = field(default_factory=dict)
+    _counted: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
@@ -97,7 +81,8 @@ class Bounds:
             return cls(space, estimates, estimates.floors, issued_s)
         mesh = plan.solution.problem.mesh
         floors, own = estimates.floors.of_plan(rewrites, mesh), (plan.stages.count, mesh)
-        return cls(space, estimates, floors, issued_s, plan.stages.virtual == 1, own)
+        rewritten = plan.solution.graph, plan.execution.micro_batches
+        return cls(space, estimates, floors, issued_s, plan.stages.virtual == 1, own, rewritten)
 
     def least_s(self, enough_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
         """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely.
@@ -115,7 +100,7 @@ class Bounds:
                 cells.append((min(alone_s[m] for m in near), next(numbers), Cell(stages, near)))
         heapq.heapify(cells)
         while cells and cells[0][0] < min(enough_s, least_s) and not stopped():
-            if self.solved >= SOLVED and cells[0][2].asks:
+            if self._insides.solved >= SOLVED and cells[0][2].asks:
                 break
             bound_s, _, cell = heapq.heappop(cells)
             inner = list(self._open(cell))
@@ -125,10 +110,14 @@ class Bounds:
                 heapq.heappush(cells, (max(bound_s, found_s), next(numbers), one))
         return min([least_s, *(bound_s for bound_s, *_ in cells)])
 
+    @cached_property
+    def _insides(self) -> LeastInsides:
+        return LeastInsides(self.space, self.estimates, self.floors)
+
     def _open(self, cell: Cell) -> Iterator[tuple[float, Cell]]:
         """The cells in a cell, each with its bound; none where nothing more can be said."""
         stages, counts, mesh = cell.stages, cell.counts, cell.mesh
-        if cell.prices == len(PRICES) or not self._is_alike(stages):
+        if cell.prices == len(PRICES) or not self._is_known(stages):
             return
         if mesh is None:
             groups = list(multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
@@ -156,8 +145,9 @@ class Bounds:
 
     def _even_s(self, stages: int, counts: Sequence[int], mesh: Mesh | None = None) -> float:
         """Compute alone, again where memory asks for that: the least of some numbers of micro-batches."""
-        if not self._is_alike(stages):
-            return min(self.floors.least_s(stages, m) for m in counts)
+        if not self._is_known(stages):
+            floors = self.floors
+            return min(floors.least_s(stages, m) if self.one_each else floors.of(stages, m).busy_s for m in counts)
         return min(self._even_of(stages, m, mesh) for m in counts)
 
     def _even_of(self, stages: int, micro_batches: int, mesh: Mesh | None) -> float:
@@ -166,41 +156,54 @@ class Bounds:
             may_keep = self._may_host or self._may_keep(stages, micro_batches)
             again_s = 0.0 if may_keep else floor.again_s if self._may_repeat else math.inf
             busy_s = self._spread_s(stages, (micro_batches,), floor.busy_s + again_s)
+            if self.one_each and not self._is_alike(stages):
+                busy_s = max(busy_s, self.floors.least_s(stages, micro_batches, mesh, again=again_s > 0.0))
             return self._step_s(stages, (micro_batches,), busy_s, floor.backward_s)
         candidate = self.space.candidate(stages, mesh, micro_batches)
         kept_s = 0.0 if self._may_keep(stages, micro_batches) else math.inf
-        runs = self._evenly(candidate).runs(self._resting(candidate))
-        return self._in_order(candidate, floor, floor.busy_s, lambda _: kept_s, runs)
+        evenly = self._insides.evenly(candidate)
+        fits = {even: Pieces(even.runs(resting(candidate)), even.forward, even.backward) for even in evenly}
+        return self._in_order(candidate, floor, floor.busy_s, lambda _: kept_s, [fits[even] for even in evenly])
 
     def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int], kinds: int | None = None) -> float:
         """The inside of the fewest micro-batches, at any memory; whole, or of so many ``kinds`` of blocks."""
-        inside = self._inside(stages, counts[0], mesh)
-        if inside is None:
+        insides = self._insides.of(self.space.candidate(stages, mesh, counts[0]))
+        if insides is None:
             return math.inf
-        taken_s = inside.at(0.0) if kinds is None else inside.roughly(kinds)
         floor = self.floors.of(stages, counts[0], mesh)
-        whole_s = max(taken_s * counts[0] / stages, floor.busy_s)
-        return self._step_s(stages, counts, self._spread_s(stages, counts, whole_s), floor.backward_s)
+        if self._is_alike(stages):
+            taken_s = (insides[0].at(0.0) if kinds is None else insides[0].roughly(kinds)) / stages
+        else:
+            taken_s = slowest_s([inside.runs(0.0) for inside in insides])
+        busy_s = self._spread_s(stages, counts, max(taken_s * counts[0], floor.busy_s))
+        return self._step_s(stages, counts, busy_s, floor.backward_s)
 
     def _has_more(self, cell: Cell, mesh: Mesh) -> bool:
         """Whether there are kinds of blocks behind the next one, with which the inside is not yet whole."""
-        inside = self._inside(cell.stages, cell.counts[0], mesh) if cell.by in ("even", "part") else None
-        return inside is not None and cell.kinds + 1 < len(inside.kinds)
+        if cell.by not in ("even", "part") or not self._is_alike(cell.stages):
+            return False
+        insides = self._insides.of(self.space.candidate(cell.stages, mesh, cell.counts[0]))
+        return insides is not None and cell.kinds + 1 < len(insides[0].kinds)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int, prices: int = len(PRICES)) -> float:
         """The same of one number of micro-batches, each stage within its memory, or with layers run again.
 
         By so many prices of memory, of which each says what no other does.
         """
-        inside = self._inside(stages, micro_batches, mesh)
-        if inside is None:
-            return math.inf
-        floor = self.floors.of(stages, micro_batches, mesh)
-        whole_s = max(inside.at(0.0) * micro_batches / stages, floor.busy_s)
         candidate = self.space.candidate(stages, mesh, micro_batches)
-        asked = self._prices(inside, candidate)[:prices]
-        runs = {price: inside.runs(price) for price in (0.0, *asked)}
-        return self._in_order(candidate, floor, whole_s, partial(self._kept_s, inside, asked), runs)
+        insides = self._insides.of(candidate)
+        if insides is None:
+            return math.inf
+        floor, alike = self.floors.of(stages, micro_batches, mesh), self._is_alike(stages)
+        whole_s = max(insides[0].at(0.0) * micro_batches / stages, floor.busy_s) if alike else floor.busy_s
+        asked = self._prices(insides[0], candidate)[:prices]
+        fits: dict[LeastInside, Pieces] = {}
+        for inside, even in zip(insides, self._insides.evenly(candidate), strict=True):
+            if inside not in fits:
+                runs = {price: inside.runs(price) for price in (0.0, *asked)}
+                fits[inside] = Pieces(runs, even.forward, even.backward)
+        kept_of = partial(self._kept_s, insides[0], asked) if alike else lambda _: 0.0
+        return self._in_order(candidate, floor, whole_s, kept_of, [fits[inside] for inside in insides])
 
     def _in_order(
         self,
@@ -208,32 +211,59 @@ class Bounds:
         floor: Floor,
         whole_s: float,
         kept_of: Callable[[Sequence[float]], float],
-        runs: Mapping[float, Numbers],
+        fits: Sequence[Pieces],
     ) -> float:
-        """Seconds of a step in any order of passes, busy for ``whole_s`` in all; again, or within rooms."""
-        stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
+        """Seconds of a step in any order of passes, busy for ``whole_s`` in all; again, or within rooms.
+
+        ``fits``: by stage, what pieces take.
+        """
+        stages, count = candidate.stages, candidate.micro_batches
+        anyhow = [math.inf] * stages
+        free = {one: replace(one, runs={0.0: one.runs[0.0]}) for one in fits}
+        evenly = self._insides.evenly(candidate)
+        again = {one: free[one].again(even.again) for one, even in zip(fits, evenly, strict=True)}
         found: list[float] = []
         for order, each in self._orders(candidate):
             rooms = self._rooms(candidate, order, each)
             if "none" in self.space.recomputations:
                 busy_s = max(whole_s, kept_of(rooms) * count / stages)
-                found.append(self._fitted_s(candidate, (order, each), busy_s, _Fit(runs, even.backward, rooms)))
+                found.append(self._fitted_s(candidate, (order, each), busy_s, fits, rooms))
             if self._may_host:
-                hosted = _Fit({0.0: runs[0.0]}, even.backward, [math.inf] * stages)
-                found.append(self._fitted_s(candidate, (order, each), whole_s, hosted))
+                hosted = [free[one] for one in fits]
+                found.append(self._fitted_s(candidate, (order, each), whole_s, hosted, anyhow))
             if self._may_repeat:
-                again = _Fit({0.0: runs[0.0] + even.again_runs}, even.backward + even.again, [math.inf] * stages)
-                found.append(self._fitted_s(candidate, (order, each), whole_s + floor.again_s, again))
+                twice = [again[one] for one in fits]
+                found.append(self._fitted_s(candidate, (order, each), whole_s + floor.again_s, twice, anyhow))
         return self._step_s(stages, (count,), min(found, default=math.inf), floor.backward_s)
 
-    def _fitted_s(self, candidate: Candidate, order: tuple[Order, int], whole_s: float, fit: _Fit) -> float:
+    def _fitted_s(
+        self,
+        candidate: Candidate,
+        order: tuple[Order, int],
+        whole_s: float,
+        fits: Sequence[Pieces],
+        rooms: Sequence[float],
+    ) -> float:
         """Of a step in an order of passes, of stages busy for ``whole_s`` each that are whole pieces."""
         stages, count = candidate.stages, candidate.micro_batches
-        busy_s = whole_s * rounds(Pipeline(stages, order[1], count, order[0])) / count
-        fitting = self._fitting(candidate, order[0], fit) if busy_s < self.enough_s else None
-        if fitting is None:
+        if self._is_alike(stages):
+            busy_s = whole_s * rounds(Pipeline(stages, order[1], count, order[0])) / count
+        else:
+            busy_s = max(whole_s, count * slowest_s([one.runs[0.0] for one in fits]) if order[1] == 1 else 0.0)
+        if busy_s >= self.enough_s or not (order[0] == "interleaved" or order[0] in ONE_EACH):
             return busy_s
+        fitting: Fitting = Turns(list(zip(fits, rooms, strict=True)), count)
+        if order[0] != "interleaved":
+            ways, sends = [lines(order[0], stages, count, stage) for stage in range(stages)], self._sends(candidate)
+            fitting = Packing(list(zip(fits, ways, rooms, strict=True)), sends.all_s)
+            if order[0] not in STALE:  # over each border in turns, the last to go on to the end
+                busy_s = max(busy_s, fitting.whole_s + (count - 1) * sends.most_s)
         return fitting.least_s(busy_s, min(max(busy_s, self.enough_s), MOST * busy_s))
+
+    def _sends(self, candidate: Candidate) -> LeastSends:
+        """Of a candidate, as much less as devices are slower."""
+        found, slower = LeastSends.of(self.space, candidate, self.rewritten), self._slower(candidate.stages)
+        return LeastSends(found.all_s / slower, found.most_s / slower)
 
     def _kept_s(self, inside: LeastInside, prices: Sequence[float], rooms: Sequence[float]) -> float:
         """Seconds of one micro-batch on one device, all stages together, within the memory of all of them together."""
@@ -241,51 +271,15 @@ class Bounds:
 
     def _prices(self, inside: LeastInside, candidate: Candidate) -> list[float]:
         """Of memory, in seconds a byte."""
-        limit = candidate.stages * self.space.room / self._flight(candidate)
+        limit = candidate.stages * self.space.room / flight(candidate)
         return [share * inside.at(0.0) / limit for share in PRICES] if 0.0 < limit < math.inf else []
 
     def _rooms(self, candidate: Candidate, order: Order, each: int) -> list[float]:
         """By stage, the bytes that it has at most, counted as an inside counts them."""
-        limit, least = self.space.room, self._flight(candidate)
+        limit, least = self.space.room, flight(candidate)
         stages, count = candidate.stages, candidate.micro_batches
-        flights = [held(Pipeline(stages, each, count, order), stage) for stage in range(stages)]
-        return [limit / max(1.0, min(least, flight)) for flight in flights]
-
-    def _resting(self, candidate: Candidate) -> float:
-        """What a byte that rests counts as, where a micro-batch's count as they are."""
-        return COMING if candidate.micro_batches == 1 else 1.0 / self._flight(candidate)
-
-    def _flight(self, candidate: Candidate) -> float:
-        """Micro-batches in flight that an inside counts what rests as a part of."""
-        return float(max(1, min(candidate.stages, candidate.micro_batches - 1)))
-
-    def _evenly(self, candidate: Candidate) -> EvenPieces:
-        """Each operator by itself, as fast and as small as can be."""
-        key = candidate.mesh.shape, candidate.micro_batches
-        if key not in self._pieces:
-            count, mesh = candidate.micro_batches, candidate.mesh
-            seconds = self.floors.of_blocks(count, mesh)
-            loss_s = float(min(self.floors.losses_s(count, mesh)))
-            self._pieces[key] = even_pieces(self._blocks(count), seconds, mesh.num_devices, loss_s=loss_s)
-        return self._pieces[key]
-
-    def _blocks(self, micro_batches: int) -> HeldBlocks:
-        """Of the program of one micro-batch, which there is."""
-        if micro_batches not in self._held:
-            source = self.estimates.source(micro_batches)
-            assert source is not None, "asked of programs that there are"
-            self._held[micro_batches] = HeldBlocks.of(source, self.space.problem)
-        return self._held[micro_batches]
-
-    def _fitting(self, candidate: Candidate, order: Order, fit: _Fit) -> Fitting | None:
-        """Of stages that are whole pieces; None where passes are in halves."""
-        stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
-        if order == "interleaved":
-            return Turns(fit.runs, count, fit.rooms)
-        if order not in ONE_EACH:
-            return None
-        ways = [lines(order, stages, count, stage) for stage in range(stages)]
-        return Packing(fit.runs, even.forward, fit.backward, list(zip(ways, fit.rooms, strict=True)))
+        numbers = [held(Pipeline(stages, each, count, order), stage) for stage in range(stages)]
+        return [limit / max(1.0, min(least, number)) for number in numbers]
 
     def _step_s(self, stages: int, counts: Sequence[int], busy_s: float, backward_s: float) -> float:
         """Of a step in which stages are busy, and wait for one another, for ``busy_s``, with stragglers and hosts.
@@ -299,12 +293,21 @@ class Bounds:
         issued_s = first * (sum(self.issued_s) / stages + begun_s)
         if stages > 1:  # else a host issues the next pass ahead
             issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + backward_s * more)
+        seconds = max(busy_s + first * begun_s, issued_s) * self._slower(stages)
+        return seconds + (CALIBRATION.host_step_s if on_gpu else 0.0)
+
+    def _slower(self, stages: int) -> float:
+        """Times what devices take that a step's stragglers make of it."""
         slower = factors(stages, self.space.cluster.num_devices // stages, DRAWS, CALIBRATION.straggler_std, 0)
-        slow = max(1.0, float(slower.min(axis=0).mean()))
-        return max(busy_s + first * begun_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
+        return max(1.0, float(slower.min(axis=0).mean()))
 
     def _spread_s(self, stages: int, counts: Sequence[int], whole_s: float) -> float:
-        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained."""
+        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained.
+
+        Where stages differ, the slowest of them.
+        """
+        if not self._is_alike(stages):
+            return whole_s
         return min(whole_s * self._rounds(stages, m) / m for m in counts)
 
     def _rounds(self, stages: int, micro_batches: int) -> float:
@@ -320,13 +323,19 @@ class Bounds:
     # ---- What a cell is ----
 
     def _is_alike(self, stages: int) -> bool:
-        """Whether a piece takes the same on each stage, whatever runs on the others."""
-        if stages not in self._alike:
-            cluster, meshes = self.space.cluster, self.space.meshes(stages)
-            axes = (self.space.candidate(stages, mesh, 1).axes for mesh in meshes)
-            one_kind = len(cluster.classes) == 1 and Cores.of(cluster, stages) is None
-            self._alike[stages] = stages == 1 or (one_kind and all(len(set(links)) == 1 for links in axes))
-        return self._alike[stages]
+        """Whether a piece takes the same on each stage."""
+        return stages == 1 or self._kinds(stages) == 1
+
+    def _is_known(self, stages: int) -> bool:
+        """Whether a piece takes what its stage says, whatever runs on others, and stages are of few kinds."""
+        return stages == 1 or (Cores.of(self.space.cluster, stages) is None and self._kinds(stages) <= KINDS)
+
+    def _kinds(self, stages: int) -> int:
+        """How many kinds of stages there are, on whichever mesh has most."""
+        if stages not in self._counted:
+            candidates = (self.space.candidate(stages, mesh, 1) for mesh in self._meshes(stages))
+            self._counted[stages] = max(len(set(self._insides.kinds(one))) for one in candidates)
+        return self._counted[stages]
 
     @cached_property
     def _may_repeat(self) -> bool:
@@ -339,42 +348,5 @@ class Bounds:
 
     def _may_keep(self, stages: int, micro_batches: int) -> bool:
         """Whether an even cut of all that is kept would fit."""
-        resting = COMING if stages == micro_batches == 1 else 1.0
-        return self.space.held_bytes(micro_batches, resting) <= self.space.room
-
-    def _inside(self, stages: int, micro_batches: int, mesh: Mesh) -> LeastInside | None:
-        """None if there is no such program."""
-        key = stages, micro_batches, mesh
-        if key not in self._insides:
-            self._insides[key] = self._find(self.space.candidate(stages, mesh, micro_batches))
-        return self._insides[key]
-
-    def _find(self, candidate: Candidate) -> LeastInside | None:
-        source = self.estimates.source(candidate.micro_batches)
-        if source is None:
-            return None
-        self.solved += 1
-        alone = candidate.stages == 1
-        adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
-        problem = replace(
-            self.space.of_micro_batch(source.graph, candidate.micro_batches),
-            mesh=candidate.mesh,
-            once=1.0 / candidate.micro_batches if alone else 0.0,
-            several=candidate.several,
-            adding_s=adding_s,
-            resting=self._resting(candidate),
-        )
-        device = self.floors.slowest
-        loss_s = float(min(self.floors.losses_s(candidate.micro_batches, candidate.mesh)))
-        links = candidate.mesh, reached_links(candidate.inside)
-        key = (*links, problem.once, problem.several, problem.adding_s, problem.resting)
-        if key not in self._known:
-            moves = Redistribution(*links, problem.bucket_bytes, copying_s(device, CALIBRATION))
-            self._known[key] = KnownConfigs(self._moves.setdefault(links, moves))
-        compute, known = self.space.in_step(device), self._known[key]
-        held = self._blocks(candidate.micro_batches)
-        forward, backward, _ = self.floors.of_blocks(candidate.micro_batches, candidate.mesh)
-        own = (forward + backward)[held.apart :]
-        slowed = 1.0 - 1.0 / CALIBRATION.overlap_slowdown if self.space.cluster.has_gpus else 0.0
-        rewrites = self.floors.rewrites
-        return LeastInside(problem, compute, candidate.inside, loss_s, own, source, held.spans, rewrites, slowed, known)
+        share = COMING if stages == micro_batches == 1 else 1.0
+        return self.space.held_bytes(micro_batches, share) <= self.space.room

@@ -12,6 +12,7 @@ import numpy as np
 
 from ir.graph import Graph
 from pdv.pcg.plan_cost import kept_values
+from pdv.pipelines.bounding.packing import sum_pieces
 from pdv.pipelines.profile import Numbers
 from pdv.problem import Problem
 from pdv.schedule.pieces import pieces
@@ -21,7 +22,7 @@ from pdv.search.variants.variants import SourceBlocks
 PRICE = 1e3  # seconds a byte: who has no room for one has no time for it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EvenPieces:
     """By piece, seconds of one micro-batch on one device of a stage, bytes that rest on it, and that are kept.
 
@@ -34,15 +35,10 @@ class EvenPieces:
     resting: Numbers
     kept: Numbers
 
-    @property
-    def again_runs(self) -> Numbers:
-        """[start, stop] of ``again``."""
-        return _runs(self.again)
-
     def runs(self, resting: float) -> dict[float, Numbers]:
         """By price of memory, as ``LeastInside.runs``; what rests counts as ``resting``."""
-        seconds, held = (_runs(each) for each in (self.forward + self.backward, resting * self.resting + self.kept))
-        return {0.0: seconds, PRICE: seconds + PRICE * held}
+        seconds = sum_pieces(self.forward + self.backward)
+        return {0.0: seconds, PRICE: seconds + PRICE * sum_pieces(resting * self.resting + self.kept)}
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,3 @@ def _resting(block: Block, source: SourceBlocks, problem: Problem) -> float:
 def _kept(block: Block) -> float:
     """Bytes of the block's own values that backward keeps for sure."""
     return float(sum(value.type.num_bytes for value in set(block.nodes).intersection(kept_values(block.nodes))))
-
-
-def _runs(each: Numbers) -> Numbers:
-    """[start, stop] sums."""
-    sums = np.append(0.0, np.cumsum(each))
-    return np.asarray(np.maximum(sums[None, :] - sums[:-1, None], 0.0))

@@ -105,10 +105,28 @@ class Floors:
         cores = Cores.of(self.space.cluster, stages)
         if cores is not None:  # who waits leaves its core to others; a micro-batch is on one core a device at a time
             return busy_s * max(1.0, sum(cores.shares) / micro_batches)
-        if micro_batches == 1:
-            return busy_s * stages
-        share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages
-        return busy_s * stages / micro_batches / share
+        return busy_s / self._share(stages, micro_batches)
+
+    def _share(self, stages: int, micro_batches: int) -> float:
+        """Of what all devices might do in a step, what they do at most, as pipelines are filled and drained.
+
+        Before its own passes a stage waits for those of the stages before it, once each. Of the time that a stage
+        leaves to those behind it a device may use an m-th part, or leave all of it.
+        """
+        size = self.space.cluster.num_devices // stages
+        weights = [sum(self._weight_of_ranks[at * size : (at + 1) * size]) for at in range(stages)]
+        most = 0.0
+        for weight in reversed(weights):
+            most = max(most, weight / micro_batches + most * (1.0 - 1.0 / micro_batches))
+        return micro_batches * most / sum(weights)
+
+    @cached_property
+    def _weight_of_ranks(self) -> list[float]:
+        cluster = self.space.cluster
+        if len(self.devices) == 1:
+            return [1.0] * cluster.num_devices
+        by_class = dict(zip(self.devices, self._weights.tolist(), strict=True))
+        return [by_class[cluster.device_of(rank)] for rank in range(cluster.num_devices)]
 
     @cached_property
     def _spread(self) -> Floor:
@@ -138,14 +156,15 @@ class Floors:
             self._blocks[micro_batches] = {} if source is None else self._of_blocks(source, fused)
         return self._blocks[micro_batches]
 
-    def of_blocks(self, micro_batches: int, mesh: Mesh) -> tuple[Numbers, Numbers, Numbers]:
-        """By block of the program, seconds of one micro-batch on one device of a stage, all of one class.
+    def of_blocks(self, micro_batches: int, mesh: Mesh, device: Device) -> tuple[Numbers, Numbers, Numbers]:
+        """By block of the program, seconds of one micro-batch on one device of a stage, of this class.
 
         Forward, backward, and forward of blocks that are in layers.
         """
         of = (1, Mesh(())) if self.space.is_bounded else (micro_batches, mesh)
         spread = micro_batches * mesh.num_devices if self.space.is_bounded else 1
-        found = self._by_blocks(of[0])[of[1].shape] / float(self._weights[0]) / spread
+        weight = float(self._weights[self.devices.index(device)])  # no class takes less than the least over all
+        found = self._by_blocks(of[0])[of[1].shape] / weight / spread
         return found[:, 2], found[:, 1], found[:, 3]
 
     # ---- Classes of devices ----
@@ -155,10 +174,9 @@ class Floors:
         """By class."""
         return [entry.device for entry in self.space.cluster.classes]
 
-    @cached_property
-    def slowest(self) -> Device:
-        """The kind of device that takes longest for the whole program."""
-        return self.devices[int(np.argmin(self._weights))]
+    def slowest_of(self, devices: Sequence[Device]) -> Device:
+        """Of some classes, the one that takes longest for the whole program."""
+        return min(devices, key=lambda device: self._weights[self.devices.index(device)])
 
     @property
     def _counts(self) -> Numbers:
@@ -177,6 +195,10 @@ class Floors:
         taken_by = {node: self._prices[_kind(node, fused)][shape].sum(axis=1) for node, (shape,) in whole.items()}
         taken = sum(taken_by[node] for node in nodes)  # blocks that are there again have the same nodes
         return np.asarray(1.0 / np.maximum(taken, LEAST_S))
+
+    def loss_s(self, micro_batches: int, mesh: Mesh, device: Device) -> float:
+        """Of one class."""
+        return float(self.losses_s(micro_batches, mesh)[self.devices.index(device)])
 
     def losses_s(self, micro_batches: int, mesh: Mesh) -> Numbers:
         """By class, seconds of one micro-batch's loss on one device of a mesh, as outputs may leave."""

@@ -30,7 +30,7 @@ from pdv.simulate.lowering.links import at_reached_rate
 LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeastInside:
     """Seconds of one micro-batch on one device of a stage, all stages together.
 

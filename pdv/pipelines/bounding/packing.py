@@ -92,62 +92,121 @@ class Fitting:
         return least_s
 
 
-@dataclass(frozen=True)
-class Packing(Fitting):
-    """One way to run some stages.
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """What pieces take at least on the devices of a stage.
 
     Attributes:
-        runs: by price of memory, [start, stop] seconds of one micro-batch and bytes priced of runs of pieces, at least.
-        forward, backward: [pieces] seconds at least.
-        stages: by stage, its lines and the bytes that it has, counted as prices do.
+        runs: by price of memory, [start, stop] seconds of one micro-batch and bytes priced of runs of pieces.
+        forward, backward: [pieces] seconds.
     """
 
     runs: Mapping[float, Numbers]
     forward: Numbers
     backward: Numbers
-    stages: Sequence[tuple[Sequence[Line], float]]
+
+    def again(self, forward: Numbers) -> Pieces:
+        """With so much of forward once more in backward."""
+        runs = {price: each + sum_pieces(forward) for price, each in self.runs.items()}
+        return Pieces(runs, self.forward, self.backward + forward)
 
     @cached_property
-    def _whole_s(self) -> float:
-        """Of all stages together, one micro-batch."""
-        return float(self.runs[0.0][0, -1])
+    def each(self) -> dict[float, Numbers]:
+        """By price, [pieces] each by itself."""
+        return {price: np.diagonal(runs[:, 1:]) for price, runs in self.runs.items()}
+
+    @cached_property
+    def passes(self) -> tuple[Numbers, Numbers]:
+        """Forward and backward of all pieces before each border."""
+        return np.append(0.0, np.cumsum(self.forward)), np.append(0.0, np.cumsum(self.backward))
+
+    @cached_property
+    def least(self) -> dict[float, Numbers]:
+        """By price, the least of 1, 2, … of the pieces between the first and the last."""
+        return {price: np.cumsum(np.sort(own[1:-1])) for price, own in self.each.items()}
+
+
+def sum_pieces(each: Numbers) -> Numbers:
+    """[start, stop] sums over runs of pieces."""
+    sums = np.append(0.0, np.cumsum(each))
+    return np.asarray(np.maximum(sums[None, :] - sums[:-1, None], 0.0))
+
+
+def slowest_s(runs: Sequence[Numbers]) -> float:
+    """Seconds of the slowest stage, cut so that it is fastest; by stage, [start, stop] of runs of pieces."""
+    return _cut(runs, np.maximum)
+
+
+def _cut(runs: Sequence[Numbers], join: np.ufunc) -> float:
+    """The least over cuts of all pieces, in order; each stage has one at least."""
+    none = np.tri(*runs[0].shape) > 0  # stops where it starts, or before
+    before = np.append(0.0, np.full(runs[0].shape[0], np.inf))
+    for one in runs:
+        before = np.where(none, np.inf, join(before[:-1, None], one)).min(axis=0)
+    return float(before[-1])
+
+
+@dataclass(frozen=True)
+class Packing(Fitting):
+    """One way to run some stages.
+
+    Attributes:
+        stages: of each what pieces take, its lines, and the bytes that it has, as prices count.
+        sends_s: seconds of all sends of one micro-batch, there and back, which who waits for all stages waits for, too.
+    """
+
+    stages: Sequence[tuple[Pieces, Sequence[Line], float]]
+    sends_s: float = 0.0
+
+    @cached_property
+    def whole_s(self) -> float:
+        """Of all stages together, one micro-batch, and its sends."""
+        return self._stages_s + self.sends_s
+
+    @cached_property
+    def _stages_s(self) -> float:
+        kinds = dict.fromkeys(pieces for pieces, *_ in self.stages)
+        if len(kinds) == 1:
+            return float(self.stages[0][0].runs[0.0][0, -1])
+        return _cut([pieces.runs[0.0] for pieces, *_ in self.stages], np.add)
 
     def fits(self, step_s: float) -> bool:
-        """Whether runs that may be stages of such a step reach the end of the program."""
-        count, start = len(self.forward), 0
-        for of_stage, room in self.stages:
-            start = self._reach(start, step_s, of_stage, room)
-            if start == count:
-                return True
-        return False
+        """Whether runs that may be stages of such a step, of a piece at least each, reach the end of the program."""
+        count, start, last = len(self.stages[0][0].forward), 0, len(self.stages) - 1
+        for stage in range(last):
+            start = min(self._reach(start, step_s, stage), count - last + stage)
+        return self._reach(start, step_s, last) == count
 
-    def _reach(self, start: int, step_s: float, of_stage: Sequence[Line], room: float) -> int:
+    def _reach(self, start: int, step_s: float, stage: int) -> int:
         """Where the longest run that may be a stage ends; every part of such a run may be one, too."""
-        free = self.runs[0.0][start, start:]
-        ways = self._sums[0][start:] - self._sums[0][start], self._sums[1][start:] - self._sums[1][start]
+        pieces, of_stage, room = self.stages[stage]
+        free = pieces.runs[0.0][start, start:]
+        ways = [of[start:] - of[start] for of in pieces.passes]
         capacity = np.full(len(free), math.inf)
         may = np.ones(len(free), dtype=bool)
         for rest, forward, backward, behind in of_stage:
             both = min(forward, backward) - rest
-            left = step_s - rest * self._whole_s - behind * self._behind_s[start:]
+            left = step_s - rest * self.whole_s - behind * self._behind_s[stage][start:]
             beside = (forward - both - rest) * ways[0] + (backward - both - rest) * ways[1]
             may &= both * free + beside <= left
             capacity = np.minimum(capacity, left / both) if both > 0 else capacity
-        for price, runs in self.runs.items():
+        for price, runs in pieces.runs.items():
             if price and math.isfinite(room):
                 may &= runs[start, start:] <= capacity + price * room
         return start + int(may.nonzero()[0].max(initial=0))
 
     @cached_property
-    def _behind_s(self) -> Numbers:
-        """Of all pieces behind each border, each by itself: a run that ends a piece later takes more than it saves."""
-        each = np.diagonal(self.runs[0.0][:, 1:])
-        return np.append(np.cumsum(each[::-1])[::-1], 0.0)
+    def _behind_s(self) -> list[Numbers]:
+        """By stage, of all pieces behind each border, each by itself, on whichever stage takes least from there on.
 
-    @cached_property
-    def _sums(self) -> tuple[Numbers, Numbers]:
-        """Forward and backward of all pieces before each border."""
-        return np.append(0.0, np.cumsum(self.forward)), np.append(0.0, np.cumsum(self.backward))
+        A run that ends a piece later takes more of its own than it saves, or may be too long where a longer one is not.
+        """
+        least = np.full(len(self.stages[0][0].forward), math.inf)
+        found = []
+        for pieces, *_ in reversed(self.stages):
+            least = np.minimum(least, pieces.each[0.0])
+            found.append(np.append(np.cumsum(least[::-1])[::-1], 0.0))
+        return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -159,39 +218,36 @@ class Turns(Fitting):
     counted; if all ranks together have fewer than there are, no step takes so long.
 
     Attributes:
-        runs: as of a ``Packing``.
+        ranks: of each what pieces take, and the bytes that it has, as prices count.
         micro_batches: of a step.
-        rooms: by rank, as of a ``Packing``.
     """
 
-    runs: Mapping[float, Numbers]
+    ranks: Sequence[tuple[Pieces, float]]
     micro_batches: int
-    rooms: Sequence[float]
 
     def fits(self, step_s: float) -> bool:
         """Whether the ranks may have all pieces between the first and the last."""
-        return sum(self._count(rank, step_s) for rank in range(len(self.rooms))) >= len(self.runs[0.0]) - 2
+        return sum(self._count(rank, step_s) for rank in range(len(self.ranks))) >= len(self.ranks[0][0].forward) - 2
 
     def _count(self, rank: int, step_s: float) -> int:
         """How many a rank may have; negative where it may not even have the piece that it surely has."""
-        ends = ([0] if rank == 0 else []) + ([-1] if rank == len(self.rooms) - 1 else [])
+        pieces, room = self.ranks[rank]
+        ends = ([0] if rank == 0 else []) + ([-1] if rank == len(self.ranks) - 1 else [])
         seconds = (step_s - self._come_s[rank]) / self.micro_batches
         found: list[int] = []
-        for price, (own, sums) in self._sums.items():
-            if not price or math.isfinite(self.rooms[rank]):
-                left = seconds + (price * self.rooms[rank] if price else 0.0) - sum(own[end] for end in ends)
-                found.append(int(np.searchsorted(sums, left * (1 + ROUNDING), side="right")) - (left < 0.0))
+        for price, own in pieces.each.items():
+            if not price or math.isfinite(room):
+                left = seconds + (price * room if price else 0.0) - sum(own[end] for end in ends)
+                some = np.searchsorted(pieces.least[price], left * (1 + ROUNDING), side="right")
+                found.append(int(some) - (left < 0.0))
         return min(found)
 
     @cached_property
     def _come_s(self) -> list[float]:
         """By rank, what the first micro-batch takes of the ranks before, to come and to leave."""
-        own = self._sums[0.0][0]
-        least = float(own[1:-1].min(initial=math.inf)) if len(own) > 2 else 0.0
-        return [0.0 if rank == 0 else float(own[0]) + (rank - 1) * least for rank in range(len(self.rooms))]
-
-    @cached_property
-    def _sums(self) -> dict[float, tuple[Numbers, Numbers]]:
-        """By price, each piece by itself, and the least of 1, 2, … of those between the first and the last."""
-        each = {price: np.diagonal(runs[:, 1:]) for price, runs in self.runs.items()}
-        return {price: (own, np.cumsum(np.sort(own[1:-1]))) for price, own in each.items()}
+        found = [0.0]
+        for rank, (pieces, _) in enumerate(self.ranks[:-1]):
+            own = pieces.each[0.0]
+            least = float(own[0]) if rank == 0 else float(own[1:-1].min(initial=math.inf)) if len(own) > 2 else 0.0
+            found.append(found[-1] + least)
+        return found

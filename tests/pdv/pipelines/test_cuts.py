@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pdv.cluster import Link
-from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, sooner_cuts, stage_costs
 from pdv.pipelines.profile import Numbers, Profile
 
 
@@ -70,6 +70,28 @@ def test_no_cut_has_a_faster_slowest_stage(seed: int) -> None:
     assert min(sizes) > 0
     slowest = max(float(one[run]) for one, run in zip(costs, itertools.pairwise(ends), strict=True))
     assert slowest == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cuts_that_fill_sooner_are_the_soonest_of_what_is_as_slow(seed: int) -> None:
+    """Of unlike stages, against all cuts whose slowest stage takes no more."""
+    draw = random.Random(seed)
+    stages, count = draw.randint(2, 4), 7
+    speeds = [draw.choice((0.2, 1.0, 3.0)) for _ in range(stages)]
+    owns = [chain(count, seed).map(lambda numbers, times=speed: numbers * times) for speed in speeds]
+    costs = [stage_costs(own, micro_batches=2, in_flight=1, limit=1e9, recompute=False) for own in owns]
+    passes = [run_sums(own.forward_s + own.backward_s) for own in owns]
+    every = [[*itertools.pairwise((0, *inner, count))] for inner in itertools.combinations(range(1, count), stages - 1)]
+
+    def slowest(runs: list[tuple[int, int]]) -> float:
+        return max(float(one[run]) for one, run in zip(costs, runs, strict=True))
+
+    def passed(runs: list[tuple[int, int]]) -> float:
+        return sum(float(one[run]) for one, run in zip(passes, runs, strict=True))
+
+    for sizes in sooner_cuts(costs, passes):
+        own = [*itertools.pairwise([0, *itertools.accumulate(sizes)])]
+        assert all(passed(own) <= passed(other) + 1e-9 for other in every if slowest(other) <= slowest(own))
 
 
 def test_a_cut_keeps_every_stage_within_its_limit() -> None:

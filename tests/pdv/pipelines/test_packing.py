@@ -11,7 +11,7 @@ import pytest
 
 from ir.proof.repeats import Repeat
 from pdv.pipelines.bounding.least import sum_runs
-from pdv.pipelines.bounding.packing import Packing, Turns, held, rounds
+from pdv.pipelines.bounding.packing import Packing, Pieces, Turns, held, rounds
 from pdv.pipelines.profile import Numbers
 from pdv.problem.workload import SEARCHED, Order
 from pdv.schedule.lines import lines
@@ -120,8 +120,8 @@ def test_no_cut_beats_a_packing(order: Order) -> None:
         rooms = [draw.uniform(3.0, 9.0) for _ in range(stages)]
         runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
         least = [np.array([min(way[at] for way in each) for each in ways]) for at in range(2)]
-        of = [(lines(order, stages, count, stage), rooms[stage]) for stage in range(stages)]
-        packing = Packing(runs, least[0], least[1], of)
+        pieces = Pieces(runs, least[0], least[1])
+        packing = Packing([(pieces, lines(order, stages, count, stage), rooms[stage]) for stage in range(stages)])
         found = packing.least_s(1e-9, 1e3)
         best = math.inf
         for chosen in itertools.product(*ways):
@@ -148,7 +148,8 @@ def test_no_cut_beats_turns() -> None:
         ways = [[(*piece, draw.random()), (2 * piece[0], piece[1], 0.1)] for piece in pieces]
         rooms = [draw.uniform(1.0, 6.0) for _ in range(2)]
         runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
-        found = Turns(runs, pipeline.micro_batches, rooms).least_s(1e-9, 1e3)
+        taken_by = Pieces(runs, *np.zeros((2, 8)))
+        found = Turns([(taken_by, room) for room in rooms], pipeline.micro_batches).least_s(1e-9, 1e3)
         best = math.inf
         for chosen in itertools.product(range(2), repeat=3):  # of the first piece, of layers, of the last
             taken = [ways[at][chosen[(at > 0) + (at == 7)]] for at in range(8)]
