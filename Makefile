@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export ORT_DISABLE_TELEMETRY := 1
+# Tests start hundreds of processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke docs docs-check lock sbom clean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -109,11 +110,19 @@ def _sources(choice: str, places: Sequence[Place]) -> tuple[Predictor | None, Me
         if choice == AUTO:  # profiles of other devices would be read for nothing, and need a package to be read
             here = {place.record.name for place in places}
             folders = [folder for folder in folders if folder.name in here and find_spec("pyarrow")]
-        return Predictor.load(None), Measurements.read(folders, "shipped") if folders or choice == MEASURED else None
+        return Predictor.load(None), _shipped(tuple(folders)) if folders or choice == MEASURED else None
     if choice != LEARNED and path.is_dir():
         measured = Measurements.read([path], path.resolve().name)
         return Predictor.load(None), measured
     return Predictor.load(None if choice == LEARNED else path), None
+
+
+@lru_cache(maxsize=8)
+def _shipped(folders: tuple[Path, ...]) -> Measurements:
+    """Of profiles that ship, which stay as they are while a process runs."""
+    from learned_cost.data.measured import Measurements
+
+    return Measurements.read(folders, "shipped")
 
 
 def _records(choice: str) -> Mapping[str, DeviceRecord]:

@@ -63,6 +63,17 @@ class Measurements:
             found.setdefault(key[:FAMILY], []).append(row)
         return found
 
+    @cached_property
+    def largest(self) -> Mapping[Key, Mapping[str, float]]:
+        """By family, the largest of each size, and of bytes ("")."""
+        found: dict[Key, dict[str, float]] = {}
+        for family, rows in self.families.items():
+            of = found.setdefault(family, {"": max(row.bytes for row in rows)})
+            for row in rows:
+                for name, size in row.dims:
+                    of[name] = max(of.get(name, 0), size)
+        return found
+
     @property
     def devices(self) -> set[str]:
         """What was measured."""
@@ -110,8 +121,9 @@ class Measurements:
 
         A model that was trained on smaller kernels alone says nothing of it: it does not foretell beyond its data.
         """
-        family = next((rows for key in _families(kernel, device) if (rows := self.families.get(key))), ())
-        if len(family) < NEAREST or not self._is_beyond(kernel, family):
+        key = next((key for key in _families(kernel, device) if key in self.families), None)
+        family = () if key is None else self.families[key]
+        if key is None or len(family) < NEAREST or not _is_beyond(kernel, self.largest[key]):
             return None
         near = sorted(family, key=lambda row: (row.far(kernel), -row.bytes))[:NEAREST]
         if kernel.kind == "contraction":
@@ -121,14 +133,12 @@ class Measurements:
         middle = statistics.median(seconds)
         return (middle, statistics.pstdev(seconds)) if middle > 0.0 else None
 
-    def _is_beyond(self, kernel: Kernel, family: Sequence[Row]) -> bool:
-        if kernel.bytes > max(row.bytes for row in family):
-            return True
-        largest: dict[str, float] = {}
-        for row in family:
-            for name, size in row.dims:
-                largest[name] = max(largest.get(name, 0), size)
-        return any(size > largest.get(name, math.inf) for name, size in kernel.dims.items())
+
+def _is_beyond(kernel: Kernel, largest: Mapping[str, float]) -> bool:
+    """Whether a kernel moves more bytes, or has a larger size, than any of a family."""
+    if kernel.bytes > largest[""]:
+        return True
+    return any(size > largest.get(name, math.inf) for name, size in kernel.dims.items())
 
 
 def _families(kernel: Kernel, device: DeviceRecord) -> list[Key]:
