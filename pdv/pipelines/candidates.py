@@ -314,9 +314,17 @@ class Space:
         return 2 if stages > 1 and self.pinned.schedule in STALE else 1
 
     def _resting(self, stages: int = 1) -> float:
-        trained = [node.type for node in self.problem.graph.params if node.needs_grad]
-        problem = replace(self.problem, versions=self.versions(stages))
-        return sum(problem.held_bytes(param, param.num_bytes) for param in trained)
+        versions = self.versions(stages)
+        if versions not in self._rests:
+            trained = [node.type for node in self.problem.graph.params if node.needs_grad]
+            problem = replace(self.problem, versions=versions)
+            self._rests[versions] = sum(problem.held_bytes(param, param.num_bytes) for param in trained)
+        return self._rests[versions]
+
+    @cached_property
+    def _rests(self) -> dict[int, float]:
+        """Bytes of trained parameters, by how many versions of each are kept."""
+        return {}
 
     @cached_property
     def _kept(self) -> float:

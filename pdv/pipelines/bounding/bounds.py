@@ -25,7 +25,7 @@ from pdv.pipelines.bounding.cells import Cell, multiples
 from pdv.pipelines.bounding.floors import Floor, Floors, issued_seconds
 from pdv.pipelines.bounding.insides import COMING, LeastInsides, flight, resting
 from pdv.pipelines.bounding.least import LeastInside
-from pdv.pipelines.bounding.packing import Fitting, Packing, Pieces, Turns, held, rounds, slowest_s
+from pdv.pipelines.bounding.packing import Packing, Pieces, Turns, held, rounds, slowest_s
 from pdv.pipelines.bounding.sends import LeastSends
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
@@ -252,13 +252,14 @@ class Bounds:
             busy_s = max(whole_s, count * slowest_s([one.runs[0.0] for one in fits]) if order[1] == 1 else 0.0)
         if busy_s >= self.enough_s or not (order[0] == "interleaved" or order[0] in ONE_EACH):
             return busy_s
-        fitting: Fitting = Turns(list(zip(fits, rooms, strict=True)), count)
-        if order[0] != "interleaved":
-            ways, sends = [lines(order[0], stages, count, stage) for stage in range(stages)], self._sends(candidate)
-            fitting = Packing(list(zip(fits, ways, rooms, strict=True)), sends.all_s)
-            if order[0] not in STALE:  # over each border in turns, the last to go on to the end
-                busy_s = max(busy_s, fitting.whole_s + (count - 1) * sends.most_s)
-        return fitting.least_s(busy_s, min(max(busy_s, self.enough_s), MOST * busy_s))
+        if order[0] == "interleaved":
+            most_s = min(max(busy_s, self.enough_s), MOST * busy_s)
+            return Turns(list(zip(fits, rooms, strict=True)), count).least_s(busy_s, most_s)
+        ways, sends = [lines(order[0], stages, count, stage) for stage in range(stages)], self._sends(candidate)
+        packing = Packing(list(zip(fits, ways, rooms, strict=True)), sends.all_s)
+        if order[0] not in STALE:  # over each border in turns, the last to go on to the end
+            busy_s = max(busy_s, packing.whole_s + (count - 1) * sends.most_s)
+        return max(busy_s, packing.least_s)
 
     def _sends(self, candidate: Candidate) -> LeastSends:
         """Of a candidate, as much less as devices are slower."""

@@ -105,9 +105,14 @@ class LeastInsides:
         compute, known, held = self.space.in_step(kind.device), self._known[key], self._blocks(count)
         forward, backward, _ = self.floors.of_blocks(count, mesh, kind.device)
         own = (forward + backward)[held.apart :]
-        slowed = 1.0 - 1.0 / CALIBRATION.overlap_slowdown if self.space.cluster.has_gpus else 0.0
-        rewrites = self.floors.rewrites
+        rewrites, slowed = self.floors.rewrites, self._slowed
         return LeastInside(problem, compute, kind.axes, loss_s, own, source, held.spans, rewrites, slowed, known)
+
+    @property
+    def _slowed(self) -> float:
+        """Of what collectives take, what they take of compute: of that of the fastest class, where others wait less."""
+        one_kind = self.space.cluster.has_gpus and len(self.space.cluster.classes) == 1
+        return 1.0 - 1.0 / CALIBRATION.overlap_slowdown if one_kind else 0.0
 
 
 def resting(candidate: Candidate) -> float:

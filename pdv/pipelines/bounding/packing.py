@@ -1,10 +1,9 @@
 """What a pipeline's step takes at least, given what runs of pieces take: each stage has to be in time, and in memory.
 
-Of a step of T seconds each stage s has a capacity: by ``lines`` of an order of passes, T is no less than ``rest`` times
-what the other stages take, and so many times what forward and backward take on s. A run of pieces that takes longer, or
-that at some price of memory costs more than the capacity and the room of the stage allow, is no stage. The longest runs
-that may be are taken one after the other; if these do not reach the end of the program, no step takes T or less. Of
-interleaved stages, pieces are counted instead. Entry points: ``Packing`` and ``Turns``.
+By ``lines`` of an order of passes, a step is no less than ``rest`` times what the other stages take, and so many times
+what forward and backward take on a stage; a run of pieces that costs more at some price of memory than the stage has
+room for takes the longer for it. Of all cuts the one counts whose slowest stage is fastest. A step of interleaved ones
+is one in which the ranks may have as many pieces as there are. Entry points: ``Packing`` and ``Turns``.
 """
 
 from __future__ import annotations
@@ -73,25 +72,6 @@ def _in_turns(pipeline: Pipeline, stage: int) -> float:
     return float(most)
 
 
-class Fitting:
-    """What bounds steps by whether a program can be within a step of so many seconds."""
-
-    def fits(self, step_s: float) -> bool:
-        """Whether it can; if so, within a longer step, too."""
-        raise NotImplementedError
-
-    def least_s(self, least_s: float, most_s: float) -> float:
-        """Seconds of a step at least, between the two; at most ``most_s``."""
-        if not self.fits(most_s):
-            return most_s
-        if self.fits(least_s):
-            return least_s
-        for _ in range(HALVINGS):
-            middle = (least_s + most_s) / 2
-            least_s, most_s = (least_s, middle) if self.fits(middle) else (middle, most_s)
-        return least_s
-
-
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """What pieces take at least on the devices of a stage.
@@ -117,8 +97,8 @@ class Pieces:
 
     @cached_property
     def passes(self) -> tuple[Numbers, Numbers]:
-        """Forward and backward of all pieces before each border."""
-        return np.append(0.0, np.cumsum(self.forward)), np.append(0.0, np.cumsum(self.backward))
+        """[start, stop] forward and backward of runs, each piece by itself."""
+        return sum_pieces(self.forward), sum_pieces(self.backward)
 
     @cached_property
     def least(self) -> dict[float, Numbers]:
@@ -147,7 +127,7 @@ def _cut(runs: Sequence[Numbers], join: np.ufunc) -> float:
 
 
 @dataclass(frozen=True)
-class Packing(Fitting):
+class Packing:
     """One way to run some stages.
 
     Attributes:
@@ -170,37 +150,26 @@ class Packing(Fitting):
             return float(self.stages[0][0].runs[0.0][0, -1])
         return _cut([pieces.runs[0.0] for pieces, *_ in self.stages], np.add)
 
-    def fits(self, step_s: float) -> bool:
-        """Whether runs that may be stages of such a step, of a piece at least each, reach the end of the program."""
-        count, start, last = len(self.stages[0][0].forward), 0, len(self.stages) - 1
-        for stage in range(last):
-            start = min(self._reach(start, step_s, stage), count - last + stage)
-        return self._reach(start, step_s, last) == count
+    @cached_property
+    def least_s(self) -> float:
+        """Seconds of a step: of its slowest stage, cut so that this is fastest."""
+        return slowest_s([self._need_s(stage) for stage in range(len(self.stages))])
 
-    def _reach(self, start: int, step_s: float, stage: int) -> int:
-        """Where the longest run that may be a stage ends; every part of such a run may be one, too."""
+    def _need_s(self, stage: int) -> Numbers:
+        """[start, stop] seconds of a step in which this stage is a run of pieces."""
         pieces, of_stage, room = self.stages[stage]
-        free = pieces.runs[0.0][start, start:]
-        ways = [of[start:] - of[start] for of in pieces.passes]
-        capacity = np.full(len(free), math.inf)
-        may = np.ones(len(free), dtype=bool)
+        within = [runs - price * room for price, runs in pieces.runs.items() if price and math.isfinite(room)]
+        taken, found = np.maximum.reduce([pieces.runs[0.0], *within]), np.zeros_like(pieces.runs[0.0])
         for rest, forward, backward, behind in of_stage:
             both = min(forward, backward) - rest
-            left = step_s - rest * self.whole_s - behind * self._behind_s[stage][start:]
-            beside = (forward - both - rest) * ways[0] + (backward - both - rest) * ways[1]
-            may &= both * free + beside <= left
-            capacity = np.minimum(capacity, left / both) if both > 0 else capacity
-        for price, runs in pieces.runs.items():
-            if price and math.isfinite(room):
-                may &= runs[start, start:] <= capacity + price * room
-        return start + int(may.nonzero()[0].max(initial=0))
+            beside = (forward - both - rest) * pieces.passes[0] + (backward - both - rest) * pieces.passes[1]
+            beside = beside + rest * self.whole_s + behind * self._behind_s[stage]
+            found = np.maximum(found, both * (taken if both > 0 else pieces.runs[0.0]) + beside)
+        return found
 
     @cached_property
     def _behind_s(self) -> list[Numbers]:
-        """By stage, of all pieces behind each border, each by itself, on whichever stage takes least from there on.
-
-        A run that ends a piece later takes more of its own than it saves, or may be too long where a longer one is not.
-        """
+        """By stage, of all pieces behind each border, each by itself, on whichever stage takes least from there on."""
         least = np.full(len(self.stages[0][0].forward), math.inf)
         found = []
         for pieces, *_ in reversed(self.stages):
@@ -210,7 +179,7 @@ class Packing(Fitting):
 
 
 @dataclass(frozen=True)
-class Turns(Fitting):
+class Turns:
     """Interleaved stages: a rank has several runs of pieces, the first rank the first piece, the last one the last.
 
     Whatever runs a rank has, its micro-batches take what its pieces take each for itself, and wait until the first one
@@ -225,22 +194,36 @@ class Turns(Fitting):
     ranks: Sequence[tuple[Pieces, float]]
     micro_batches: int
 
-    def fits(self, step_s: float) -> bool:
-        """Whether the ranks may have all pieces between the first and the last."""
-        return sum(self._count(rank, step_s) for rank in range(len(self.ranks))) >= len(self.ranks[0][0].forward) - 2
+    def least_s(self, least_s: float, most_s: float) -> float:
+        """Seconds of a step at least, between the two; at most ``most_s``."""
+        if not self.fits(most_s):
+            return most_s
+        if self.fits(least_s):
+            return least_s
+        for _ in range(HALVINGS):
+            middle = (least_s + most_s) / 2
+            least_s, most_s = (least_s, middle) if self.fits(middle) else (middle, most_s)
+        return least_s
 
-    def _count(self, rank: int, step_s: float) -> int:
-        """How many a rank may have; negative where it may not even have the piece that it surely has."""
-        pieces, room = self.ranks[rank]
-        ends = ([0] if rank == 0 else []) + ([-1] if rank == len(self.ranks) - 1 else [])
-        seconds = (step_s - self._come_s[rank]) / self.micro_batches
-        found: list[int] = []
-        for price, own in pieces.each.items():
-            if not price or math.isfinite(room):
-                left = seconds + (price * room if price else 0.0) - sum(own[end] for end in ends)
-                some = np.searchsorted(pieces.least[price], left * (1 + ROUNDING), side="right")
-                found.append(int(some) - (left < 0.0))
-        return min(found)
+    def fits(self, step_s: float) -> bool:
+        """Whether the ranks may have all pieces between the first and the last; if so, within a longer step, too."""
+        wanted, found = len(self.ranks[0][0].forward) - 2, 0
+        for come_s, ways in self._left:
+            seconds = (step_s - come_s) / self.micro_batches
+            found += min(_counted(least, seconds + more) for least, more in ways)
+        return found >= wanted
+
+    @cached_property
+    def _left(self) -> list[tuple[float, list[tuple[Numbers, float]]]]:
+        """By rank, when it begins; by price, what 1, 2, … pieces cost, and what it has beside a micro-batch's time."""
+        found, last = [], len(self.ranks) - 1
+        for rank, (pieces, room) in enumerate(self.ranks):
+            ends = [0] * (rank == 0) + [-1] * (rank == last)
+            prices = [price for price in pieces.each if not price or math.isfinite(room)]
+            more = [(price * room if price else 0.0) - sum(pieces.each[price][end] for end in ends) for price in prices]
+            ways = [(pieces.least[price], own) for price, own in zip(prices, more, strict=True)]
+            found.append((self._come_s[rank], ways))
+        return found
 
     @cached_property
     def _come_s(self) -> list[float]:
@@ -251,3 +234,8 @@ class Turns(Fitting):
             least = float(own[0]) if rank == 0 else float(own[1:-1].min(initial=math.inf)) if len(own) > 2 else 0.0
             found.append(found[-1] + least)
         return found
+
+
+def _counted(least: Numbers, left: float) -> int:
+    """How many pieces a rank may have; negative where it may not even have the piece that it surely has."""
+    return int(np.searchsorted(least, left * (1 + ROUNDING), side="right")) - (left < 0.0)

@@ -7,6 +7,7 @@ a plan has is free: of p stages, the p - 1 that pass least.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -44,6 +45,7 @@ class LeastSends:
         return cls(2 * sum(each), max(each, default=0.0))
 
 
+@lru_cache(maxsize=8)
 def passed_bytes(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """[borders between pieces] of what is sent on, and whose gradient comes back."""
     found = pieces(graph)

@@ -219,9 +219,7 @@ def test_no_plan_on_unequal_devices_beats_its_cell(priced: str, kinds: tuple[str
             assert taken_s * (1 + 1e-9) >= max(found)
             assert min(found) > 0.0
             nearest = max(nearest, within_s / taken_s)
-    assert nearest > 0.85 or priced != "arithmetic", (
-        "where any shape may be fast, plans of random cuts are far from the best"
-    )
+    assert nearest > 0.7 or priced != "arithmetic", "where any shape may be fast, random cuts are far from the best"
 
 
 @pytest.mark.parametrize("model", MODELS)

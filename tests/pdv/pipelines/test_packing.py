@@ -122,7 +122,7 @@ def test_no_cut_beats_a_packing(order: Order) -> None:
         least = [np.array([min(way[at] for way in each) for each in ways]) for at in range(2)]
         pieces = Pieces(runs, least[0], least[1])
         packing = Packing([(pieces, lines(order, stages, count, stage), rooms[stage]) for stage in range(stages)])
-        found = packing.least_s(1e-9, 1e3)
+        found = packing.least_s
         best = math.inf
         for chosen in itertools.product(*ways):
             for cut in itertools.combinations(range(1, 5), stages - 1):
