@@ -15,10 +15,10 @@ from weakref import WeakMethod, ref
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_divisible
 from .losses import LossFn, batch_terms, nothing_trained
+from .optimizers import look_at_steps
 from .parallel import Axis
 from .stored import local_piece
 from .training import (
@@ -259,7 +259,7 @@ class Scales:
         self._before = torch.zeros(len(self._parameters), dtype=torch.float64)
         self._factors, self._has_stepped = torch.zeros(0), False
         look = WeakMethod(self._look)
-        register_optimizer_step_pre_hook(lambda optimizer, *_: (method := look()) and method(optimizer))
+        look_at_steps(lambda optimizer: (method := look()) and method(optimizer))
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of the model has none."""

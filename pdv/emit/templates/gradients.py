@@ -93,20 +93,20 @@ class Leaves:
         self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
         self.copy: DeviceCopy | None = None
-        self._by_axes: dict[tuple[Axis | int | None, ...], Leaf] = {}
+        self.by_axes: dict[tuple[Axis | int | None, ...], Leaf] = {}
         self._versions: Versions | None = None
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """The leaf for these axes, trained if the parameter is."""
         key = self.sums.turn, *axes
-        leaf = self._by_axes.get(key)
+        leaf = self.by_axes.get(key)
         if leaf is None:
             rests, turn = self.shard(parameter), self.sums.turn
             rests = rests if turn is None else self.versions(rests).of[turn]
             if self.sums.offload is not None and self.copy is None:
                 self.copy = DeviceCopy(rests, self.sums.offload)
             read = rests if self.copy is None else self.copy.tensor
-            leaf = self._by_axes[key] = self.sums.add_leaf(parameter, tuple(x for x in axes if x.size > 1), rests, read)
+            leaf = self.by_axes[key] = self.sums.add_leaf(parameter, tuple(x for x in axes if x.size > 1), rests, read)
         if self.copy is not None:
             self.copy.refresh(leaf.version)
         if leaf.tensor.requires_grad != parameter.requires_grad:

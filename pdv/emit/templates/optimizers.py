@@ -1,12 +1,11 @@
-"""Parameters in the hands of a training loop. Entry points: ``step_on_local_tensors``, ``mend_distributed_tensors``.
+"""Parameters in the hands of an optimizer. Entry point: ``step_on_local_tensors``.
 
 Parameters are DTensors, on which every operation costs more than on a plain tensor. An optimizer that treats elements
 one by one needs nothing of that: for the time of ``step`` its parameters, their gradients and its state are exchanged
-for the local tensors that they hold. Before and after, and inside a closure, all are DTensors, as checkpoints need.
+for the local tensors that they hold. Before and after, inside a closure, and in hooks of steps, all are DTensors, as
+checkpoints need, and norms that a hook takes.
 
 Others (Adafactor, Muon, LBFGS, your own classes), and what is placed otherwise than its parameter, step on DTensors.
-
-Some of what torch does with DTensors is of one rank alone: ``item`` of a sum, random numbers on CPUs, ``x.data = y``.
 """
 
 from __future__ import annotations
@@ -17,45 +16,58 @@ from functools import cache, partial
 from itertools import chain
 from operator import is_
 from typing import Any
-from warnings import warn
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, optim
 from torch.autograd.graph import increment_version
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import GradientSums, Leaves
-from .rounding import lend_data
-from .stored import counted_lists, local_piece, placed_as
+from .stored import local_piece, placed_as
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,
     optim.Adamax, optim.ASGD, optim.Rprop,
 )  # fmt: skip
+_NEAREST = -1  # among hooks of an optimizer, which torch counts from 0
 ONE_NUMBER = ("step", "eta", "mu", "mu_product")  # of a parameter's state; the rest has the parameter's shape
 
 Step = tuple[tuple[Any, ...], dict[str, Any]]  # Any: the arguments of an optimizer's step
 State = dict[str, Any]  # Any: what an optimizer keeps of a parameter
 States = dict[Tensor, State]
 _exchanges: WeakKeyDictionary[Optimizer, Exchange] = WeakKeyDictionary()
+_looks: list[Callable[[Optimizer], object]] = []
 
 
 @cache
 def step_on_local_tensors() -> None:
     """From now on, let optimizers of parameters that have leaves step on local tensors."""
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+    register_optimizer_step_pre_hook(_stand_nearest)
+
+
+def look_at_steps(look: Callable[[Optimizer], object]) -> None:
+    """Call it before steps, behind hooks of the caller's own, with gradients as the step takes them."""
+    _looks.append(look)
+
+
+def _stand_nearest(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Have parameters exchanged right around a step: the caller's hooks, before and behind it, see DTensors."""
+    del args, kwargs
+    _take_back(optimizer)  # of a step that failed
+    before, behind = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001
+    before[_NEAREST], behind[_NEAREST] = _before_step, _after_step
+    before.move_to_end(_NEAREST)  # type: ignore[attr-defined]  # an OrderedDict
+    behind.move_to_end(_NEAREST, last=False)  # type: ignore[attr-defined]
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
     """Exchange, and take it back around calls of the closure; RuntimeError if gradients wait to be summed."""
+    for look in _looks:
+        look(optimizer)
     known = _exchanges.get(optimizer)
-    if known is not None:
-        known.take_back(optimizer)
     if type(optimizer) is optim.Adafactor and any(map(_is_cut, _given(optimizer))):
         raise RuntimeError(
             "whole-parameters-wanted: Adafactor takes norms of rows and columns of parameters, of which ranks hold "
@@ -318,82 +330,3 @@ class Entry:
 
 def _is_placed_as(x: object, parameter: DTensor) -> bool:
     return not isinstance(x, DTensor) or x.placements == parameter.placements
-
-
-# ---- What torch does with DTensors ----
-
-
-@cache
-def mend_distributed_tensors(device: str) -> None:
-    """From now on, numbers and random numbers of DTensors, and their ``data`` that is set, are those of the whole."""
-    if (dispatcher := getattr(DTensor, "_op_dispatcher", None)) is None:
-        return  # of simulated ranks
-    # torch has no other place to say it; Any: it names the type of one handler as that of all
-    handlers: Any = getattr(dispatcher, "_custom_op_handlers", None)
-    drawn = getattr(dispatcher, "_random_ops", None) if device == "cpu" else ()  # elsewhere torch draws parts apart
-    if handlers is None or drawn is None:
-        of = "unmended-torch: item() of cut parameters, and random numbers for them on CPUs, are of one rank"
-        warn(f"{of} with torch {torch.__version__}. Take full_tensor() before, or torch 2.13.", stacklevel=2)
-    else:
-        handlers |= {torch.ops.aten._local_scalar_dense.default: _take_number, **dict.fromkeys(drawn, _draw)}  # noqa: SLF001
-        handlers |= counted_lists(handlers)
-    DTensor.data = property(lend_data, _set_data)  # type: ignore[assignment]
-
-
-def _take_number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``item`` gives of one element: of its sum over ranks, if they have parts of it. All ranks must call it."""
-    whole = args[0].full_tensor() if any(not one.is_replicate() for one in args[0].placements) else args[0].to_local()
-    return op(whole, *args[1:], **kwargs)
-
-
-def _draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Random numbers as on one process, of which each rank takes its own; all must have drawn as many before.
-
-    Raises:
-        RuntimeError: if they have not.
-    """
-    x: DTensor = args[0]
-    generator = kwargs.get("generator")
-    state = torch.get_rng_state() if generator is None else generator.get_state()
-    number = int(state.view(torch.int64).sum())  # 5,056 bytes of a CPU's
-    for dim in range(x.device_mesh.ndim):
-        ends = torch.tensor([number, -number])
-        dist.all_reduce(ends, dist.ReduceOp.MAX, group=x.device_mesh.get_group(dim))
-        if ends[0] != -ends[1]:
-            raise RuntimeError(
-                "other-random-numbers: random numbers for a tensor that ranks share, and their generators differ. Call "
-                "torch.manual_seed with the same number on all ranks before; draw what is to differ from a generator "
-                "of its own (torch.Generator)."
-            )
-    whole = x.full_tensor().detach()
-    in_place = op._schema.name.endswith("_")  # noqa: SLF001
-    drawn = op(whole.clone() if in_place else whole, *args[1:], **kwargs)
-    parts = [_own_part(part, x) for part in (drawn if isinstance(drawn, tuple) else (drawn,))]
-    if in_place:
-        x.to_local().copy_(parts[0].to_local())
-        return x
-    return tuple(parts) if isinstance(drawn, tuple) else parts[0]
-
-
-@torch.no_grad()
-def _set_data(x: DTensor, value: Tensor) -> None:
-    """``x.data = value``: its values, in the memory of ``x``; of a plain tensor, those of the whole.
-
-    Raises:
-        RuntimeError: of another shape or type.
-    """
-    if value.shape != x.shape or value.dtype != x.dtype:
-        raise RuntimeError(
-            f"other-data: .data of a parameter of {x.dtype} {list(x.shape)} was set to {value.dtype} "
-            f"{list(value.shape)}. Allowed: the same type and shape. Give build the dtype, or call model.to()."
-        )
-    placed = value.redistribute(x.device_mesh, x.placements) if isinstance(value, DTensor) else _own_part(value, x)
-    x.to_local().copy_(placed.to_local())
-
-
-def _own_part(whole: Tensor, x: DTensor) -> DTensor:
-    """A tensor that every rank has, placed as ``x``; not cut where ``x`` is the term of a sum."""
-    from torch.distributed.tensor import distribute_tensor  # simulated ranks have none
-
-    placed = [Replicate() if one.is_partial() else one for one in x.placements]
-    return distribute_tensor(whole.detach(), x.device_mesh, placed, src_data_rank=None)

@@ -27,7 +27,7 @@ from .kernels.compiled import compile_parts
 from .kernels.launched import check_world, world_size
 from .kernels.named import Named, note_source
 from .losses import LossFn, sum_gradients
-from .optimizers import mend_distributed_tensors, step_on_local_tensors
+from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
 from .stored import Stored, Weights, join, placed_as
@@ -166,7 +166,6 @@ def make_mesh(
     check_world(world, sizes, stages)
     kind = start_processes(kind)
     step_on_local_tensors()
-    mend_distributed_tensors(kind.type)
     outer = {"stage": world // inside} if world > inside else {}
     every = lay_out({**outer, **sizes}, ranks if outer else (), kind)
     axes = {name: make_axis(every, name, levels, own_sums) for name in (*outer, *sizes)}

@@ -21,15 +21,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .calls import check_divisible, check_ranks, checksum, cut, is_same_on
 from .gradients import Leaves
+from .kernels.dtensors import mend_distributed_tensors
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
 from .kernels.meetings import meet
 from .kernels.states import check_loaded_states, check_pieces
 from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
+from .optimizers import look_at_steps
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, cut_over, local_piece
 
@@ -54,8 +55,9 @@ def start_processes(kind: torch.device) -> torch.device:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
     wait_at_exit()
-    _watch_steps()  # before optimizers see shards
+    _watch_steps()
     check_loaded_states()
+    mend_distributed_tensors(kind.type)
     seed = torch.tensor(torch.initial_seed() % 2**63, device=kind if kind.type == "cuda" else "cpu")
     dist.broadcast(seed, 0)
     seed_draws(int(seed))
@@ -291,17 +293,16 @@ def _sum_over(x: Tensor, axes: Sequence[Axis], *, is_max: bool) -> Tensor:
 
 @cache
 def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check_own_parameters)
+    look_at_steps(_check_own_parameters)
 
 
 @torch.no_grad()
-def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_own_parameters(optimizer: Optimizer) -> None:
     """Before steps 1, 2, 4, 8, …: whether ranks with other rows have the same in parameters that are no program's.
 
     Raises:
         RuntimeError: if they do not, or have other gradients of them.
     """
-    del args, kwargs
     given = [x for group in optimizer.param_groups for x in group["params"]]
     own = [x for x in given if x.requires_grad and not isinstance(x, DTensor)]  # leaves' shards need no gradient
     # An optimizer of its own need not step on every rank, unless it trains what stands behind a model's rows.

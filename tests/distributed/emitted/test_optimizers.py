@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
 from pdv.emit.templates import optimizers
@@ -122,9 +124,55 @@ def closure(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
     return states(model, optimizer)
 
 
+def hooked(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """A norm over all parameters, and averages, taken in hooks of steps: these see parameters, not what a rank has."""
+    model = Small(path, sizes)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def clip(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+
+    @torch.no_grad()
+    def average(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for x, parameter in zip(averages, optimizer.param_groups[0]["params"], strict=True):
+            x.lerp_(parameter, 0.5)
+
+    optimizer.register_step_pre_hook(clip)
+    for step in range(4):
+        if step == 1:
+            optimizer.register_step_post_hook(average)
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    found = states(model, optimizer)
+    for parameter, x in zip(model.parameters(), averages, strict=True):
+        parameter.data = x
+    return {**found, **{f"{name} averaged": x for name, x in states(model, optimizer).items()}}
+
+
+def swapped(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """Averages in the place of weights, and weights back: ``x.data`` that was taken before keeps what it was."""
+    model = Small(path, sizes)
+    optimizer = optim.Adam(model.parameters(), lr=0.05)
+    averages, losses = [parameter.data.clone() for parameter in model.parameters()], []
+    for step in range(3):
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        averages = [0.5 * x + 0.5 * p.data for x, p in zip(averages, model.parameters(), strict=True)]
+        kept = [parameter.data for parameter in model.parameters()]
+        for given in (averages, kept):
+            for parameter, x in zip(model.parameters(), given, strict=True):
+                parameter.data = x
+            losses.append(loss_of(model, 9).detach())
+    return {**states(model, optimizer), "losses": torch.stack(losses)}
+
+
 def run_all(path: Path, sizes: dict[str, int]) -> dict[str, dict[str, Tensor]]:
     found = {name: steps(path, sizes, name) for name in OPTIMIZERS}
-    return {**found, "closure": closure(path, sizes), "thawed": thawed(path, sizes)}
+    others = (closure, thawed, hooked, swapped)
+    return {**found, **{each.__name__: each(path, sizes) for each in others}}
 
 
 def failures(path: Path) -> None:
@@ -148,10 +196,13 @@ def failures(path: Path) -> None:
         torch.autograd.backward(loss_of(model, 1))
     with pytest.raises(RuntimeError, match="unsummed-gradients"):
         optimizer.step()
+    for act in (lambda: dist.all_reduce(model.cut.detach()), lambda: nn.parallel.DistributedDataParallel(model)):
+        with pytest.raises(RuntimeError, match=r"own-collective: c10d.* Leave that out"):
+            act()
 
 
 def exchanged(path: Path) -> dict[str, list[bool]]:
-    """Of an optimizer of torch, and of a class of one's own: whether its step sees DTensors."""
+    """Of an optimizer of torch, and of a class of one's own: whether its step sees DTensors; hooks always do."""
     seen: dict[str, list[bool]] = {}
 
     class Own(optim.SGD):
@@ -160,16 +211,30 @@ def exchanged(path: Path) -> dict[str, list[bool]]:
     for each in (optim.SGD, Own):
         model = Small(path, MESH)
         optimizer = each(model.parameters(), lr=0.1)
-        hook = partial(_record, seen.setdefault(each.__name__, []))
-        optimizer.register_step_pre_hook(hook)  # after those of all optimizers
+        for name, register in (
+            ("before", optimizer.register_step_pre_hook),
+            ("behind", optimizer.register_step_post_hook),
+        ):
+            register(partial(_record, seen.setdefault(f"{each.__name__}, {name}", [])))
         torch.autograd.backward(loss_of(model, 0))
-        optimizer.step()
+        record = partial(_record, seen.setdefault(each.__name__, []))
+        with patch.object(each, "_init_group", _recorded(each._init_group, record)):
+            optimizer.step()
     return seen
 
 
-def _record(seen: list[bool], optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-    del args, kwargs
+def _record(seen: list[bool], optimizer: optim.Optimizer, *_: object) -> None:
     seen += [isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]]
+
+
+def _recorded(init: Callable[..., Any], record: Callable[[optim.Optimizer], None]) -> Callable[..., Any]:
+    """What a step begins with, recorded."""
+
+    def both(optimizer: optim.Optimizer, *args: Any) -> Any:
+        record(optimizer)
+        return init(optimizer, *args)
+
+    return both
 
 
 def run_on_ranks(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[bool]]]:
@@ -183,7 +248,9 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
     save_file({**values, "n": torch.tensor(1.5, dtype=torch.float64)}, tmp_path / "weights")
     wanted = run_all(tmp_path / "weights", {"dp": 1, "tp": 1})
     for found, seen in run_ranks(run_on_ranks, 2, tmp_path / "weights"):
-        assert seen == {"SGD": [False] * 3, "Own": [True] * 3}
+        in_steps = {name: set(each) for name, each in seen.items() if ", " not in name}
+        assert in_steps == {"SGD": {False}, "Own": {True}}
+        assert all(all(each) and len(each) == 3 for name, each in seen.items() if ", " in name)
         for name, tensors in wanted.items():
             assert found[name].keys() == tensors.keys()
             for key, tensor in tensors.items():

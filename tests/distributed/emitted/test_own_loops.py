@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 
-from pdv.emit.templates.optimizers import mend_distributed_tensors
+from pdv.emit.templates.kernels.dtensors import mend_distributed_tensors
 from pdv.emit.templates.runtime import make_mesh
 from tests.distributed.emitted.test_loop import CLASSES, MESH, ROWS, WIDTH, Classifier, batch, classifier, pair, same
 from tests.distributed.harness import run_ranks
