@@ -114,8 +114,8 @@ def _select(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays
 
 
 def _keep_chosen(node: Node, loops: Loops, ties: Ties) -> None:
-    """Known ids name elements: all of them stay, and what they choose from."""
-    if node.operands[1].is_const:
+    """Known ids name elements: all of them stay, and what they choose from; those that may be any ids do not."""
+    if ties.is_known(node.operands[1]):
         ties.keep((*loops["v"], *loops["p"]), f"{where(node)} takes known elements of it")
 
 

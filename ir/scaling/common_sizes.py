@@ -154,6 +154,10 @@ class CommonSizes(Ties):
                 self.atoms.keep(factors)  # its values count, so all of them stay
         return dims
 
+    def is_known(self, node: Node) -> bool:
+        """A symbol stands for all values that a constant of its type may have."""
+        return node.is_const and not self._is_symbol(node)
+
     def _is_symbol(self, node: Node) -> bool:
         return self.symbols is not None and node.is_const and node.attr("value").digest in self.symbols
 

@@ -81,6 +81,10 @@ class Ties:
         """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""
         self.atoms.follows(out[0], inputs, compute)
 
+    def is_known(self, node: Node) -> bool:
+        """Whether it is a constant that has its values whatever sizes become."""
+        return node.is_const
+
     def share(self, key: Hashable, factors: Factors) -> None:
         """All that is told under a key is one size, in whichever program."""
         self.atoms.unify(factors, self.shared.setdefault(key, factors))

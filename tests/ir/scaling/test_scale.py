@@ -282,3 +282,15 @@ def test_a_dim_that_is_repeated_and_summed_away_has_one_size_in_both_programs() 
     summed = parallel.reduce(parallel.reduce_sum(cut, dims=(0, 1, 2), keepdim=True), axis="x")
     pcg = parallel.graph({"y": summed})
     assert verify_equal(source, pcg, mesh).error_bound < 1e-20
+
+
+@pytest.mark.parametrize(("symbols", "sizes"), [(True, range(2, 8)), (False, range(48, 49))])
+def test_images_chosen_from_by_constants_are_small_where_these_are_symbols(symbols: bool, sizes: range) -> None:
+    """Interpolations and windows choose rows by numbers that are known: a proof is of any numbers."""
+    k = Builder()
+    x = k.input("x", TensorType((4, 3, 48, 48), DType.F32))
+    for dim in (2, 3):
+        x = k.index_select(x, k.const(np.arange(48) // 2 * 2), dim=dim)
+    graph = k.graph({"y": k.relu(x)})
+    small = shrink((graph, graph), Mesh.of(a=2), symbols=symbols)
+    assert all(size in sizes for size in small.graphs[0].inputs[0].type.shape[2:])
