@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
@@ -25,6 +24,7 @@ from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
 from pdv.search.told import Told
+from pdv.search.variants.backtrack import Noticed
 from pdv.search.variants.variants import KnownSources
 from pdv.watch import UNWATCHED, Watch
 
@@ -146,8 +146,14 @@ def search_meshes(
         told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    rest = Budget(max(0.0, deadline - time.thread_time()), seed, sources=sources, watch=watch)
-    best = _best(plans, step_s, problems, partial(search_mesh, strategy=strategy, budget=rest, needs=needs))
+    spent = Noticed(lambda: time.thread_time() > deadline)
+
+    def again(problem: Problem) -> BestPlan | None:
+        rest = Budget(deadline - time.thread_time(), seed, sources=sources, watch=watch)
+        return None if spent() else search_mesh(problem, strategy, rest, needs)
+
+    best = _best(plans, step_s, problems, again)
+    complete = complete and not spent.noticed
     return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
 
 
@@ -169,12 +175,12 @@ def _best(
     plans: Sequence[BestPlan],
     step_s: Needs | None,
     problems: Sequence[Problem],
-    search: Callable[[Problem], BestPlan],
+    search: Callable[[Problem], BestPlan | None],
 ) -> BestPlan:
     """The cheapest plan, or of those that cost about the same the one whose step is shortest.
 
     Sums of gradients are hidden behind backward, and no price says so: beside plans that gather weights are those that
-    keep them whole.
+    keep them whole, as long as ``search`` has time for these.
     """
     cheapest = sorted(plans, key=lambda plan: plan.cost.seconds)
     if step_s is None:
@@ -185,7 +191,7 @@ def _best(
         problem = asked[plan.solution.problem.mesh]
         if problem.pins.gathers is Pins().gathers and gathers_weights(plan.pcg):
             with suppress(NoPlanFitsError):
-                near.append(search(ungathered(problem)))
+                near += filter(None, [search(ungathered(problem))])
     return near[0] if len(near) == 1 else _shortest(near, step_s)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,17 @@ from pdv.search.solver.tables import Table
 from pdv.search.solver.ties import Ties
 from pdv.search.variants.backtrack import Deadline, Noticed, Portfolio, explore, portfolio
 from pdv.search.variants.survey import Survey, wanted_sinks
-from pdv.search.variants.variants import Variant
+from pdv.search.variants.variants import SourceBlocks, Variant
 
 # Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
 LIMIT = 2_000_000
+
+
+Refined = dict[tuple[Hashable, ...], tuple[Any, float]]
+"""By kind of block, entry, price and states of tied parameters: what ``refine`` found, and what it costs at least.
+
+Any: a ``BlockChoice`` or None, which are declared there.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,16 @@ class BlockPricer:
         late: Deadline = lambda: False,
         known: KnownConfigs | None = None,
         limit: int = LIMIT,
+        source: SourceBlocks | None = None,
+        other: BlockPricer | None = None,
     ) -> None:
-        """``known``: of the problem, or of one that differs in its limits alone; ``limit``: entries of a table."""
+        """``known``: of the problem, or of one that differs in its limits alone; ``limit``: entries of a table;
+        ``source``: where ``blocks`` come from, which keeps what rules make of them; ``other``: of the same problem but
+        for how outputs leave.
+        """
+        self._source, self._other = source, other
+        self.explored: set[str] = set()  # by key, those of which no variant was left out
+        self.refined: Refined = {} if other is None else other.refined
         self._known = known
         self._limit = limit
         self.problem = problem
@@ -134,6 +150,9 @@ class BlockPricer:
 
     def _explore(self, block: Block) -> None:
         """Variants of a block, explored free of memory's price, each with its model."""
+        if self._other is not None and not block.outputs and block.key in self._other.explored:
+            self._take(block.key, self._other)
+            return
         models: dict[Block, BlockModel] = {}
 
         def solve(variant: Block) -> Solved:
@@ -143,10 +162,25 @@ class BlockPricer:
         numbers = {param: number for number, param in enumerate(self.ties.tables)}
         wanted = wanted_sinks(block, self.problem.mesh)
         rules, loses = self.problem.rules, self.problem.pins.loses
-        kept = explore(block, rules, numbers, solve, self._survey, self._late, wanted, loses)
+        rewrites = self._source.rewrites(block) if self._source is not None else None
+        kept = explore(block, rules, numbers, solve, self._survey, self._late, wanted, loses, rewrites)
         self.variants[block.key] = [variant for variant, _ in kept]
         self._free |= {(block.key, number): solved for number, (_, solved) in enumerate(kept)}
         self._models |= {(block.key, number): models[variant.block] for number, (variant, _) in enumerate(kept)}
+        if not self._late.noticed:
+            self.explored.add(block.key)
+
+    def shares(self, key: str) -> bool:
+        """Whether what is found of a kind of block is the same however outputs leave (``refined``)."""
+        return key in self.explored and not self._first[key].outputs
+
+    def _take(self, key: str, other: BlockPricer) -> None:
+        """The same variants, with what another found for them: of values that do not leave, leaving says nothing."""
+        self.variants[key] = other.variants[key]
+        for number in range(len(other.variants[key])):
+            self._models[key, number] = other._models[key, number]
+            self._free[key, number] = other._free[key, number]
+        self.explored.add(key)
 
     @cached_property
     def _survey(self) -> Survey | None:

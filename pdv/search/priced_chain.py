@@ -85,13 +85,15 @@ class PricedChain:
         known: KnownConfigs | None = None,
         variants: Mapping[str, Sequence[Variant]] | None = None,
         limit: int = LIMIT,
+        other: PricedChain | None = None,
     ) -> None:
         """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
         problem's blocks, where they were found before; ``known``: configurations of the problem, or of one that differs
         in its limits alone (where nothing is pinned, in its program too); ``variants``: of blocks by key, where none
-        are to be looked for; ``limit``: entries of a table, beyond which it is bounded.
+        are to be looked for; ``limit``: entries of a table, beyond which it is bounded; ``other``: the same but for
+        how outputs leave, whose blocks without outputs are not solved again.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
@@ -109,9 +111,17 @@ class PricedChain:
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._source.tied}
         self.whole_bytes = whole_bytes(problem.graph) * problem.resting
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
-        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known, limit)
+        elsewhere = None if other is None else other.stages
+        self._stages = BlockPricer(
+            problem, self.blocks, self.configs, ties, self._late, known, limit, self._source, elsewhere
+        )
         self._stages.variants |= {key: list(found) for key, found in (variants or {}).items()}
         self.plans: list[Priced] = []
+
+    @property
+    def stages(self) -> BlockPricer:
+        """What prices its blocks."""
+        return self._stages
 
     def at_price(self, price: float) -> Priced:
         """The exact optimum of seconds + price x bytes; ``plans`` are those found so far.

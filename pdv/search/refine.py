@@ -185,7 +185,24 @@ class Tables:
         return block.key, (source, sink, *at(states, shape))
 
     def _refine(self, key: str, where: Where, states: tuple[int, ...]) -> None:
-        """Solve one entry: its variants from the lowest bound on, until the next bound is no better."""
+        """Solve one entry, or look it up where it was solved while outputs left in another way."""
+        name = key, where, self.price, states
+        shared = self._stages.shares(key)
+        if not shared or name not in self._stages.refined:
+            found = self._solved(key, where, states)
+            if not shared or self._stages.late():
+                self._set(key, where, *found)
+                return
+            self._stages.refined[name] = found
+        self._set(key, where, *self._stages.refined[name])
+
+    def _set(self, key: str, where: Where, best: BlockChoice | None, least: float) -> None:
+        self._parts[key, where] = best
+        if best is not None:
+            self._tables[key][where] = max(self._tables[key][where], least)
+
+    def _solved(self, key: str, where: Where, states: tuple[int, ...]) -> tuple[BlockChoice | None, float]:
+        """One entry, and what it costs at least: its variants from the lowest bound on, until the next is no better."""
         found = self._bound.portfolios[key]
         best: BlockChoice | None = None
         floor = math.inf
@@ -211,9 +228,7 @@ class Tables:
             floor = min(floor, part.least)
             if best is None or part.value < best.value * (1 - TOLERANCE):
                 best = part
-        self._parts[key, where] = best
-        if best is not None:
-            self._tables[key][where] = max(self._tables[key][where], min(floor, best.value))
+        return best, floor if best is None else min(floor, best.value)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ def backtrack(problem: Problem, budget: Budget) -> Solution:
     allowed_s = EXPLORING * (budget.seconds if budget.most_s is None else budget.most_s)
     known, source = budget.known or EarlierSearches(), budget.sources.of(problem.graph, problem.rules)
     solver = known.solver(problem) or ChainSolver(
-        problem, lambda: clock.elapsed_s > allowed_s or budget.watch.stopped(), source, known.configs_of(problem)
+        problem,
+        lambda: clock.elapsed_s > allowed_s or budget.watch.stopped(),
+        source,
+        known.configs_of(problem),
+        other=known.elsewise(problem),
     )
     solution = solver.solve(problem.memory_limit, budget.gap)
     known.add(solver)

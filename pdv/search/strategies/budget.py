@@ -34,6 +34,11 @@ class EarlierSearches:
         """One that differs from what the problem asks for in its limit of memory at most."""
         return self._chains.get(problem.leaving) if math.isinf(problem.working_limit) else None
 
+    def elsewise(self, problem: Problem) -> ChainSolver | None:
+        """One whose outputs leave in another way than the problem's, and that is else as ``solver``."""
+        found = reversed(self._chains.values()) if math.isinf(problem.working_limit) else ()
+        return next(iter(found), None)  # the last one has what those before it had
+
     def add(self, solver: ChainSolver) -> None:
         """A solver that found a plan. Where working sets are limited, it is not asked again."""
         if math.isinf(solver.problem.working_limit):

@@ -21,7 +21,7 @@ from pdv.search.blocks import Block
 from pdv.search.solver.block_table import Choices, Solved
 from pdv.search.solver.tables import Table, table_of
 from pdv.search.variants.survey import Survey, by_sink, gain, ratio, ratios_of
-from pdv.search.variants.variants import Variant, apply_rule, builder_of
+from pdv.search.variants.variants import Rewrites, Variant
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
 MAX_LOOKED_AT = 400  # operators, of all variants of a block that are looked at together
@@ -73,6 +73,7 @@ def explore(
     deadline: Deadline = lambda: False,
     wanted: Sequence[Sharding] = (),
     loses: Callable[[Sequence[Node], Sequence[Node]], bool] = loses_nothing,
+    rewrites: Rewrites | None = None,
 ) -> list[tuple[Variant, Solved]]:
     """The block itself, and the variants of it that save something somewhere, priced exactly.
 
@@ -85,6 +86,7 @@ def explore(
         deadline: True when it is time to stop; what was found is kept.
         wanted: shardings of the sink by which variants are compared, whatever each can make.
         loses: whether a variant loses what is pinned of the block; such are not looked at, for they look cheap.
+        rewrites: what the rules made of the block before, read and added to.
     """
     first = Variant(block)
     solved = {first: solve(block)}
@@ -97,7 +99,7 @@ def explore(
         return (by_sink(solved[variant], wanted),)
 
     least = survey.least_seconds if survey is not None else lambda block: 0.0
-    exploration = _Exploration(block, rules, tied, tables, least, deadline, loses)
+    exploration = _Exploration(block, rules, rewrites or Rewrites(block, tied), tables, least, deadline, loses)
     chosen = _choose(exploration.run(first), MAX_VARIANTS)
     return [(variant, solved[variant] if variant in solved else solve(variant.block)) for variant in chosen]
 
@@ -125,7 +127,7 @@ class _Exploration:
         self,
         block: Block,
         rules: Sequence[Rule],
-        tied: dict[Node, int],
+        rewrites: Rewrites,
         tables: Callable[[Variant], Sequence[Table]],
         least: Callable[[Block], float],
         deadline: Deadline,
@@ -133,13 +135,12 @@ class _Exploration:
     ) -> None:
         self._block = block
         self._rules = rules
-        self._tied = tied
+        self._rewrites = rewrites
         self._tables = tables
         self._least = least
         self._deadline = deadline
         self._loses = loses
-        self._builder = builder_of(block)
-        self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
+        self._canonical = rewrites.canonical
         self._seen: set[tuple[str, ...]] = set()
         self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, priced)
         self._arrivals = 0
@@ -180,9 +181,11 @@ class _Exploration:
         """What each rule makes of a variant, applied once and as often as it matches; each but once."""
         most = GROWTH * len(self._block.nodes) + MORE
         for rule in self._rules:
+            if self._deadline():  # in a block of hundreds of operators, each takes long
+                return
             before = variant
             for number in range(ROUNDS):
-                following = apply_rule(before, rule, self._tied, self._builder)
+                following = self._rewrites.following(before, rule)
                 if following is None or len(following.block.nodes) > most:
                     break
                 if self._loses(self._block.nodes, following.block.nodes):

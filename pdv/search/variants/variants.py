@@ -54,6 +54,28 @@ class Variant:
         return (*self.block.outputs, *self.block.updates, *sink)
 
 
+class Rewrites:
+    """What rules make of a block, one after the other: looked up where it was made before, on another mesh too.
+
+    Attributes:
+        builder: of all variants.
+        canonical: nodes, as they are known where variants are compared (``backtrack``); filled there.
+    """
+
+    def __init__(self, block: Block, tied: dict[Node, int]) -> None:
+        self.builder = builder_of(block)
+        self.canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
+        self._tied = tied
+        self._known: dict[tuple[tuple[Node, ...], tuple[str, ...], Rule], Variant | None] = {}
+
+    def following(self, variant: Variant, rule: Rule) -> Variant | None:
+        """The variant with ``rule`` applied everywhere inside it, or None where it matches nothing."""
+        key = variant.block.nodes, variant.rules, rule
+        if key not in self._known:
+            self._known[key] = apply_rule(variant, rule, self._tied, self.builder)
+        return self._known[key]
+
+
 class SourceBlocks:
     """A program's blocks, and what rules make of each: the same on every mesh and under every limit."""
 
@@ -64,6 +86,13 @@ class SourceBlocks:
         self.blocks = split_blocks(graph, rules) if blocks is None else tuple(blocks)
         self.tied = tied_params(graph)
         self._variants: dict[tuple[tuple[Node, ...], tuple[str, ...]], Variant] = {}
+        self._rewrites: dict[tuple[Node, ...], Rewrites] = {}
+
+    def rewrites(self, block: Block) -> Rewrites:
+        """What the rules make of one of the blocks."""
+        if block.nodes not in self._rewrites:
+            self._rewrites[block.nodes] = Rewrites(block, self.tied)
+        return self._rewrites[block.nodes]
 
     def variant(self, number: int, names: tuple[str, ...]) -> Variant:
         """A block (by number) after some rules, which may have been found for an equal one."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from ir.builder import Builder
+from ir.graph import Node
 from ir.mesh import Mesh
 from pdv.plan.certificate import certificate_document
+from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
+from pdv.search import meshes, priced_blocks
+from pdv.search.blocks import Block
 from pdv.search.meshes import search_mesh, search_meshes
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
+from pdv.search.variants import backtrack as backtracking
 from tests.pdv import worlds
 from tests.pdv.pins.graphs import gpt
 
@@ -54,3 +63,43 @@ def test_over_several_meshes(budget_s: float) -> None:
     found = search_meshes(problems, budget_s=budget_s)
     assert found.complete == (budget_s > 1)
     assert found.meshes == (2 if budget_s > 1 else 1)
+
+
+def test_nothing_more_is_searched_once_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the best plan is one that keeps weights whole, where there is time for it."""
+    asked: list[Problem] = []
+
+    def strategy(problem: Problem, budget: Budget) -> Solution:
+        asked.append(problem)
+        return backtrack(problem, budget)
+
+    monkeypatch.setattr(meshes, "gathers_weights", lambda pcg: True)
+    for budget_s, searches in ((1e-9, 1), (1e9, 2)):
+        asked.clear()
+        found = search_meshes([PROBLEM], budget_s=budget_s, strategy=strategy, step_s=lambda plan: plan.cost.seconds)
+        assert len(asked) == searches
+        assert found.complete == (budget_s > 1)
+
+
+def test_blocks_that_nothing_leaves_are_solved_once_for_all_ways_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    k = Builder()
+    x: Node = k.input("x", worlds.f32(8, 16))
+    for layer in range(3):
+        x = k.relu(k.linear(x, k.param(f"{layer}", worlds.f32(16, 16)), name=f"{layer}"))
+    heads = {name: k.linear(x, k.param(name, worlds.f32(4, 16))) for name in ("one", "other")}
+    asked = worlds.problem(k.graph(heads), Mesh.of(a=2))
+    asked = replace(asked, rows=True)
+    assert len(asked.exits) == 2
+    each = [backtrack(replace(asked, leaving=way), Budget()).cost_s for way in asked.exits]
+    explored: list[Block] = []
+
+    def explore(block: Block, *rest: Any) -> Any:  # Any: as it is
+        explored.append(block)
+        return backtracking.explore(block, *rest)
+
+    monkeypatch.setattr(priced_blocks, "explore", explore)
+    found = search_mesh(asked)
+    inner = [block.nodes for block in explored if not block.outputs]
+    assert inner
+    assert len(inner) == len(set(inner))
+    assert found.cost.seconds == min(each)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ir.builder import Builder
@@ -12,12 +14,14 @@ from ir.proof.exact import verify_equal
 from ir.views import read_twice, sources_of
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rewriter import RewriteBuilder
+from pdv.rewrite.rule import Rule
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realize_solution
+from pdv.search.variants import variants
 from pdv.search.variants.backtrack import explore
 from pdv.search.variants.survey import Survey
-from pdv.search.variants.variants import Variant, apply_rule
+from pdv.search.variants.variants import SourceBlocks, Variant, apply_rule
 from tests.pdv.worlds import attention_block, f32, mlp, problem
 
 
@@ -88,6 +92,30 @@ def test_exploration_stops_when_told_and_keeps_the_block_itself() -> None:
     assert [variant for variant, _ in found] == [Variant(block)]
     assert asked
     assert solver.blocks
+
+
+def test_no_rule_is_applied_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = attention_block(fused=False)
+    block = max(split_blocks(graph, RULES), key=lambda block: len(block.nodes))
+    monkeypatch.setattr(variants, "apply_rule", lambda *_: pytest.fail("it is late"))
+    found = explore(block, RULES, tied_params(graph), lambda block: None, None, lambda: True)  # type: ignore[arg-type, return-value]
+    assert [variant for variant, _ in found] == [Variant(block)]
+
+
+def test_rules_are_applied_once_on_all_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, made = attention_block(), []
+
+    def apply(variant: Variant, rule: Rule, *rest: Any) -> Variant | None:  # Any: as it is
+        made.append((variant.block.nodes, variant.rules, rule.name))
+        return apply_rule(variant, rule, *rest)
+
+    monkeypatch.setattr(variants, "apply_rule", apply)
+    source = SourceBlocks(graph, RULES)
+    meshes = [Mesh.of(a=2), Mesh.of(a=2, b=3)]
+    costs = [ChainSolver(problem(graph, mesh, rules=RULES), source=source).solve().cost_s for mesh in meshes]
+    assert made
+    assert len(made) == len(set(made))
+    assert costs == [ChainSolver(problem(graph, mesh, rules=RULES)).solve().cost_s for mesh in meshes]
 
 
 def test_variants_that_differ_in_the_order_of_a_sum_are_one() -> None:
