@@ -24,7 +24,6 @@ from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
 from pdv.search.told import Told
-from pdv.search.variants.backtrack import Noticed
 from pdv.search.variants.variants import KnownSources
 from pdv.watch import UNWATCHED, Watch
 
@@ -146,15 +145,31 @@ def search_meshes(
         told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    spent = Noticed(lambda: time.thread_time() > deadline)
-
-    def again(problem: Problem) -> BestPlan | None:
-        rest = Budget(deadline - time.thread_time(), seed, sources=sources, watch=watch)
-        return None if spent() else search_mesh(problem, strategy, rest, needs)
-
-    best = _best(plans, step_s, problems, again)
-    complete = complete and not spent.noticed
+    rest = _Rest(deadline, seed, sources, watch, strategy, needs)
+    best = _best(plans, step_s, problems, rest)
+    complete = complete and not rest.spent
     return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
+
+
+@dataclass
+class _Rest:
+    """Searches one more problem in what is left of a budget; ``spent``: whether nothing was, for one of them."""
+
+    deadline: float
+    seed: int
+    sources: KnownSources
+    watch: Watch
+    strategy: Strategy
+    needs: Needs | None
+    spent: bool = False
+
+    def __call__(self, problem: Problem) -> BestPlan | None:
+        left_s = self.deadline - time.thread_time()
+        if left_s < 0.0:
+            self.spent = True
+            return None
+        budget = Budget(left_s, self.seed, sources=self.sources, watch=self.watch)
+        return search_mesh(problem, self.strategy, budget, self.needs)
 
 
 def _over_all(
