@@ -30,7 +30,7 @@ CLUSTER = {
 }
 
 
-OFTEN = ("bert", "dlrm")  # that the graphs of all are the same, frontend/test_models.py sees
+OFTEN = ("dlrm",)  # that the graphs of all are the same, frontend/test_models.py sees
 EACH = [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(MODELS)]
 
 

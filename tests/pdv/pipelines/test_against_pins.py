@@ -54,6 +54,7 @@ def test_stages_of_unequal_devices_have_times_of_their_own() -> None:
         assert free <= 1.02 * step_s(cluster, sizes, 16, Pinned(stages=2, micro_batches=count))
 
 
+@pytest.mark.slow
 def test_all_meshes_of_the_whole_batch_are_looked_at() -> None:
     node = {"devices": 12, "device": A100, "link": "nvlink3"}
     cluster = load_cluster({"name": "many", "nodes": [node]})
@@ -68,6 +69,7 @@ def test_plans_that_need_more_than_was_estimated_do_not_keep_others_from_being_f
     assert step_s(cluster, "gpt3-13b", 128) <= 1.01 * step_s(cluster, "gpt3-13b", 128, Pinned(stages=6))
 
 
+@pytest.mark.slow
 def test_what_was_not_looked_into_for_a_plan_that_does_not_fit_is_looked_into_then() -> None:
     """A plan of one stage nearly fits: recomputed ones of four, which take longer, were left out for its sake."""
     node = {"count": 2, "devices": 2, "device": "a100-40gb-sxm", "link": "pcie4"}
@@ -93,6 +95,7 @@ def test_a_pipeline_of_one_order_of_the_devices_does_not_hide_the_whole_batch() 
     assert step_s(cluster, sizes, 8) <= step_s(cluster, sizes, 8, pipelines="never")
 
 
+@pytest.mark.slow
 def test_a_mesh_that_no_bound_is_over_has_its_own() -> None:
     node = {"count": 32, "devices": 8, "device": A100, "link": "nvlink3"}
     cluster = load_cluster({"name": "large", "nodes": [node], "network": "ib-hdr"})

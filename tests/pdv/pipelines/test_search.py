@@ -294,7 +294,7 @@ def unequal(*shares: float) -> Cluster:
     return load_cluster({"name": "unequal", "nodes": nodes, "network": link})
 
 
-@pytest.mark.parametrize("cost", [None, "measured"])
+@pytest.mark.parametrize("cost", [None, pytest.param("measured", marks=pytest.mark.slow)])
 def test_the_order_in_which_hosts_are_listed_does_not_matter(cost: str | None) -> None:
     """Fast devices get the large stages, wherever they stand: a plan may have its first stage on the last host."""
 
