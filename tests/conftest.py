@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,26 @@ def composites() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (decomp_utils, exported_program):
             patch.setattr(module, "_collect_all_valid_cia_ops", collect)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def translations() -> Iterator[None]:
+    """torch reads all that it knows of ONNX anew for each export, which is most of a small one; here, once."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    module: Any = import_module("torch.onnx._internal.exporter._registration")  # Any: it has no public name
+    read = cache(module.ONNXRegistry.from_torchlib)
+
+    def copied(*opset: int, **named: int) -> Any:
+        known, own = read(*opset, **named), module.ONNXRegistry()
+        own.__dict__ |= known.__dict__
+        own.functions = {target: [*found] for target, found in known.functions.items()}
+        return own
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
 
 

@@ -113,14 +113,11 @@ def _is_of_model(path: str) -> bool:
 
 def _remedy(module: torch.nn.Module, error: Exception, where: str) -> str:
     """What to change: options of the model by which it need not look at values, if it has such."""
-    config = getattr(module, "config", None)
-    named = {
-        "layerdrop": [name for name, value in vars(config or object).items() if "layerdrop" in name and value],
-        "problem_type": ["problem_type"] if getattr(config, "problem_type", "") is None else [],
-    }
-    if named["layerdrop"]:
-        return f"Set {', '.join(named['layerdrop'])} of its configuration to 0: layers are skipped by chance"
-    if named["problem_type"] and "label" in where:
+    configs = [one for part in module.modules() if hasattr(one := getattr(part, "config", None), "__dict__")]
+    dropped = sorted({name for one in configs for name, value in vars(one).items() if "layerdrop" in name and value})
+    if dropped:
+        return f"Set {', '.join(dropped)} of its configuration to 0: layers are skipped by chance"
+    if "label" in where and any(getattr(one, "problem_type", "") is None for one in configs):
         return 'Set problem_type of its configuration, e.g. "single_label_classification"'
     if _passes(error, _TRANSFORMER):  # models' own lines about masks know no such argument
         return "Say what the mask is (is_causal=, tgt_is_causal=), for torch looks at its values else"
