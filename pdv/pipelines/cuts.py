@@ -7,7 +7,7 @@ An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -92,6 +92,12 @@ def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers]) -> Iterator
     for times in SLOWER if np.isfinite(slowest) else ():
         within = [np.where(one <= times * slowest, each, np.inf) for one, each in zip(costs, passes, strict=True)]
         yield _sizes(_best(within, np.add)[1])
+
+
+def slowest_of(costs: Sequence[Numbers], sizes: Sequence[int]) -> float:
+    """Seconds of the slowest stage of a cut."""
+    runs = pairwise([0, *accumulate(sizes)])
+    return max(float(one[run]) for one, run in zip(costs, runs, strict=True))
 
 
 def _sizes(starts_of: Sequence[Starts]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from pdv.cluster import Cluster, Link
 from pdv.cluster.host import slowest_host
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
-from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, sooner_cuts, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, slowest_of, sooner_cuts, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
 from pdv.problem.recomputation import HOSTED
@@ -95,19 +95,22 @@ class Whole:
                 return sizes
         costs = self.costs(limit)
         sizes = cut_pieces(costs)
-        if sizes is None or not self._differs(sizes):
+        if sizes is None or not self._differs(slowest_of(costs, sizes)):
             return sizes
         return min(dict.fromkeys((sizes, *sooner_cuts(costs, self._passes))), key=self.step_s)
 
-    def _differs(self, sizes: Sequence[int]) -> bool:
-        """Whether cuts differ in what one micro-batch takes of all stages, and of sends between them."""
+    def _differs(self, slowest_s: float) -> bool:
+        """Whether cuts differ in what one micro-batch takes of all stages, and of sends between them.
+
+        ``slowest_s``: of a step, what its slowest stage takes.
+        """
         if self.mode.virtual > 1 or Cores.of(self.cluster, self.candidate.stages) is not None:
             return False
         if len(self.profiles.kinds) > 1:
             return True
         links, passed = [link for link in self.links if link is not None], self._timed[0].sent_bytes[:-1]
         sent_s = max((np.ptp(passed) / link.bandwidth_bytes_per_s for link in links), default=0.0)
-        return bool(2 * sent_s > SENT * self.step_s(sizes))
+        return bool(2 * sent_s > SENT * slowest_s)
 
     @property
     def _passes(self) -> list[Numbers]:
