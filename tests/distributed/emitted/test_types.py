@@ -32,6 +32,7 @@ STEPS = 3
 CASES: list[tuple[str, Technique]] = [
     ("gpt2", TP_SP), ("llama", TP_SP), ("llama", ZERO2), ("bert", ZERO2), ("vit", ZERO2), ("resnet50", ZERO2),
 ]  # fmt: skip
+RARELY = [*CASES[1:4], CASES[5]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def relative(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "technique"), mark_slow(CASES, CASES[1:4]), ids=[f"{name}-{technique.name}" for name, technique in CASES]
+    ("name", "technique"), mark_slow(CASES, RARELY), ids=[f"{name}-{technique.name}" for name, technique in CASES]
 )
 def test_errors_are_those_of_the_type(name: str, technique: Technique, tmp_path: Path) -> None:
     exact = observe_module(name, torch.float64)

@@ -132,6 +132,7 @@ def test_text_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     assert torch.equal(greedy, own_answers(made, eos)[0])
 
 
+@pytest.mark.slow
 def test_text_of_an_encoder_and_a_decoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="decoder_input_ids"):
         generate(build(package("t5", "infer", tmp_path)), PROMPTS, NEW)

@@ -62,6 +62,7 @@ def test_all_meshes_of_the_whole_batch_are_looked_at() -> None:
     assert step_s(cluster, sizes, 30) <= 1.01 * step_s(cluster, sizes, 30, pipelines="never")
 
 
+@pytest.mark.slow
 def test_plans_that_need_more_than_was_estimated_do_not_keep_others_from_being_found() -> None:
     """Three stages are estimated to fit, by 0.1 GiB, and do not; six, recomputed, do."""
     node = {"count": 3, "devices": 2, "device": "rtx-3090", "link": "nvlink3"}
