@@ -15,16 +15,8 @@ from pdv.cluster import Link
 from pdv.pipelines.profile import Numbers, Profile
 
 ROUNDING = 1e-9
-SLOWER = (
-    1.02,
-    1.05,
-    1.1,
-    1.2,
-    1.35,
-    1.6,
-    2.0,
-    3.0,
-)  # times the fastest slowest stage, that one may take to fill sooner
+# Times the fastest slowest stage, that one may take to fill a pipeline sooner.
+SLOWER = (1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)
 
 Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -75,21 +67,20 @@ def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
 
     ``costs``: by stage, [start, stop] seconds of a run of pieces.
     """
-    slowest = _best(costs, np.maximum)[0]
+    slowest = least_over_cuts(costs, np.maximum)
     if not np.isfinite(slowest):
         return None
     return _sizes(_best([np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs], np.add)[1])
 
 
-def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers]) -> Iterator[tuple[int, ...]]:
+def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers], slowest: float) -> Iterator[tuple[int, ...]]:
     """Cuts that one micro-batch passes soonest, of those whose slowest stage takes so many times what it must.
 
     Stages that are alike take the same in all, however they are cut; of unlike ones a step of few micro-batches may be
     faster with a slower stage. ``costs`` as of ``cut_pieces``; ``passes``: by stage, [start, stop] seconds of one
-    micro-batch, and of what is sent behind it.
+    micro-batch, and of what is sent behind it; ``slowest``: what the slowest stage must take.
     """
-    slowest = _best(costs, np.maximum)[0]
-    for times in SLOWER if np.isfinite(slowest) else ():
+    for times in SLOWER:
         within = [np.where(one <= times * slowest, each, np.inf) for one, each in zip(costs, passes, strict=True)]
         yield _sizes(_best(within, np.add)[1])
 
@@ -108,13 +99,18 @@ def _sizes(starts_of: Sequence[Starts]) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in pairwise(reversed(ends)))
 
 
+def least_over_cuts(costs: Sequence[Numbers], join: np.ufunc) -> float:
+    """The least of all pieces over all stages, by their ``join``, of [start, stop] costs of each stage."""
+    return _best(costs, join)[0]
+
+
 def _best(costs: Sequence[Numbers], join: np.ufunc) -> tuple[float, list[Starts]]:
     """The least of all pieces over all stages; by stage, where it starts if it stops before a piece."""
-    before = np.full(costs[0].shape[0], np.inf)
+    before = np.full(costs[0].shape[1], np.inf)
     before[0] = 0.0
     starts = []
     for one in costs:
-        offers = join(before[:, None], one)
+        offers = join(before[: len(one), None], one)  # no run starts at the end
         starts.append(offers.argmin(axis=0))
         before = offers.min(axis=0)
     return float(before[-1]), starts

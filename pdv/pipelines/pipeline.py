@@ -95,9 +95,12 @@ class Whole:
                 return sizes
         costs = self.costs(limit)
         sizes = cut_pieces(costs)
-        if sizes is None or not self._differs(slowest_of(costs, sizes)):
+        if sizes is None:
+            return None
+        slowest_s = slowest_of(costs, sizes)
+        if not self._differs(slowest_s):
             return sizes
-        return min(dict.fromkeys((sizes, *sooner_cuts(costs, self._passes))), key=self.step_s)
+        return min(dict.fromkeys((sizes, *sooner_cuts(costs, self._passes, slowest_s))), key=self.step_s)
 
     def _differs(self, slowest_s: float) -> bool:
         """Whether cuts differ in what one micro-batch takes of all stages, and of sends between them.

@@ -35,12 +35,19 @@ def sending_seconds(graph: Graph, cluster: Cluster, stages: int) -> float:
     return max((sent_bytes(graph) / size / rate for rate in rates if rate), default=0.0)
 
 
-@lru_cache(maxsize=8)
 def sent_bytes(graph: Graph) -> float:
     """Bytes of a batch that pass between two pieces, where as many boundaries have more as have less."""
+    passed = passed_bytes(graph)
+    return float(np.median(passed)) if len(passed) else 0.0
+
+
+@lru_cache(maxsize=16)
+def passed_bytes(graph: Graph, *, trained: bool = False) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """[borders between pieces] bytes that pass there; ``trained``: of what gets a gradient back, alone."""
     found = pieces(graph)
-    passed = np.zeros(found.count + 1)
+    passed = np.zeros(found.count)
     for node, home in found.of.items():
         last = max((found.of[user] for user in graph.users[node] if user in found.of), default=home)
-        passed[home:last] += node.type.num_bytes
-    return float(np.median(passed[: max(1, found.count - 1)]))
+        if node.needs_grad or not trained:
+            passed[home:last] += node.type.num_bytes
+    return passed[:-1]

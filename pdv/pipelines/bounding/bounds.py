@@ -65,6 +65,7 @@ class Bounds:
     rewritten: tuple[Graph, int] | None = None
     enough_s: float = math.inf
     _counted: dict[int, int] = field(default_factory=dict)
+    _sent: dict[tuple[int, Mesh, int], LeastSends] = field(default_factory=dict)
 
     @classmethod
     def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
@@ -222,6 +223,7 @@ class Bounds:
         free = {one: replace(one, runs={0.0: one.runs[0.0]}) for one in fits}
         evenly = self._insides.evenly(candidate)
         again = {one: free[one].again(even.again) for one, even in zip(fits, evenly, strict=True)}
+        hosted, twice = [free[one] for one in fits], [again[one] for one in fits]
         found: list[float] = []
         for order, each in self._orders(candidate):
             rooms = self._rooms(candidate, order, each)
@@ -229,10 +231,8 @@ class Bounds:
                 busy_s = max(whole_s, kept_of(rooms) * count / stages)
                 found.append(self._fitted_s(candidate, (order, each), busy_s, fits, rooms))
             if self._may_host:
-                hosted = [free[one] for one in fits]
                 found.append(self._fitted_s(candidate, (order, each), whole_s, hosted, anyhow))
             if self._may_repeat:
-                twice = [again[one] for one in fits]
                 found.append(self._fitted_s(candidate, (order, each), whole_s + floor.again_s, twice, anyhow))
         return self._step_s(stages, (count,), min(found, default=math.inf), floor.backward_s)
 
@@ -263,8 +263,11 @@ class Bounds:
 
     def _sends(self, candidate: Candidate) -> LeastSends:
         """Of a candidate, as much less as devices are slower."""
-        found, slower = LeastSends.of(self.space, candidate, self.rewritten), self._slower(candidate.stages)
-        return LeastSends(found.all_s / slower, found.most_s / slower)
+        key = candidate.stages, candidate.mesh, candidate.micro_batches
+        if key not in self._sent:
+            found, slower = LeastSends.of(self.space, candidate, self.rewritten), self._slower(candidate.stages)
+            self._sent[key] = LeastSends(found.all_s / slower, found.most_s / slower)
+        return self._sent[key]
 
     def _kept_s(self, inside: LeastInside, prices: Sequence[float], rooms: Sequence[float]) -> float:
         """Seconds of one micro-batch on one device, all stages together, within the memory of all of them together."""

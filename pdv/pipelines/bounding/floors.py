@@ -125,8 +125,7 @@ class Floors:
         cluster = self.space.cluster
         if len(self.devices) == 1:
             return [1.0] * cluster.num_devices
-        by_class = dict(zip(self.devices, self._weights.tolist(), strict=True))
-        return [by_class[cluster.device_of(rank)] for rank in range(cluster.num_devices)]
+        return [self._weight_of[cluster.device_of(rank)] for rank in range(cluster.num_devices)]
 
     @cached_property
     def _spread(self) -> Floor:
@@ -163,8 +162,8 @@ class Floors:
         """
         of = (1, Mesh(())) if self.space.is_bounded else (micro_batches, mesh)
         spread = micro_batches * mesh.num_devices if self.space.is_bounded else 1
-        weight = float(self._weights[self.devices.index(device)])  # no class takes less than the least over all
-        found = self._by_blocks(of[0])[of[1].shape] / weight / spread
+        # no class takes less than the least over all
+        found = self._by_blocks(of[0])[of[1].shape] / self._weight_of[device] / spread
         return found[:, 2], found[:, 1], found[:, 3]
 
     # ---- Classes of devices ----
@@ -176,7 +175,11 @@ class Floors:
 
     def slowest_of(self, devices: Sequence[Device]) -> Device:
         """Of some classes, the one that takes longest for the whole program."""
-        return min(devices, key=lambda device: self._weights[self.devices.index(device)])
+        return min(devices, key=self._weight_of.__getitem__)
+
+    @cached_property
+    def _weight_of(self) -> dict[Device, float]:
+        return dict(zip(self.devices, self._weights.tolist(), strict=True))
 
     @property
     def _counts(self) -> Numbers:

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from pdv.pipelines.cuts import least_over_cuts, run_sums
 from pdv.pipelines.profile import Numbers
 from pdv.problem.workload import AHEAD, SEARCHED
 from pdv.schedule.lines import Line
@@ -107,23 +108,18 @@ class Pieces:
 
 
 def sum_pieces(each: Numbers) -> Numbers:
-    """[start, stop] sums over runs of pieces."""
-    sums = np.append(0.0, np.cumsum(each))
-    return np.asarray(np.maximum(sums[None, :] - sums[:-1, None], 0.0))
+    """[start, stop] sums over runs of pieces; nothing of what stops before it starts."""
+    return np.asarray(np.maximum(run_sums(each)[:-1], 0.0))
 
 
 def slowest_s(runs: Sequence[Numbers]) -> float:
     """Seconds of the slowest stage, cut so that it is fastest; by stage, [start, stop] of runs of pieces."""
-    return _cut(runs, np.maximum)
+    return least_over_cuts([_of_some(one) for one in runs], np.maximum)
 
 
-def _cut(runs: Sequence[Numbers], join: np.ufunc) -> float:
-    """The least over cuts of all pieces, in order; each stage has one at least."""
-    none = np.tri(*runs[0].shape) > 0  # stops where it starts, or before
-    before = np.append(0.0, np.full(runs[0].shape[0], np.inf))
-    for one in runs:
-        before = np.where(none, np.inf, join(before[:-1, None], one)).min(axis=0)
-    return float(before[-1])
+def _of_some(runs: Numbers) -> Numbers:
+    """The same, of which none is empty: each stage has a piece at least."""
+    return np.where(np.tri(*runs.shape) > 0, np.inf, runs)
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Packing:
         kinds = dict.fromkeys(pieces for pieces, *_ in self.stages)
         if len(kinds) == 1:
             return float(self.stages[0][0].runs[0.0][0, -1])
-        return _cut([pieces.runs[0.0] for pieces, *_ in self.stages], np.add)
+        return least_over_cuts([_of_some(pieces.runs[0.0]) for pieces, *_ in self.stages], np.add)
 
     @cached_property
     def least_s(self) -> float:

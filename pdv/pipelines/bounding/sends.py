@@ -7,7 +7,6 @@ a plan has is free: of p stages, the p - 1 that pass least.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from pdv.cluster import Link
 from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import AxisLink, send_seconds
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.schedule.pieces import pieces
+from pdv.pipelines.sending import passed_bytes
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.links import at_reached_rate
 
@@ -35,26 +34,19 @@ class LeastSends:
         links = [_fastest(space, candidate, at) for at in range(count)]
         if not links:
             return cls()
-        whole = np.sort(passed_bytes(space.problem.graph))[:count]
+        whole = _least(space.problem.graph, count)
         passed = whole / candidate.micro_batches
         if rewritten is not None:
-            other, parts = np.sort(passed_bytes(rewritten[0]))[:count], rewritten[1]
+            other, parts = _least(rewritten[0], count), rewritten[1]
             if len(other) != len(whole) or not np.allclose(parts * other, whole):  # what has no rows stays as it is
                 passed = np.minimum(passed[: len(other)], other * min(1.0, parts / candidate.micro_batches))
         each = [min(send_seconds(link, num_bytes / size) for link in links) for num_bytes in passed.tolist()]
         return cls(2 * sum(each), max(each, default=0.0))
 
 
-@lru_cache(maxsize=8)
-def passed_bytes(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """[borders between pieces] of what is sent on, and whose gradient comes back."""
-    found = pieces(graph)
-    passed = np.zeros(found.count)
-    for node, home in found.of.items():
-        last = max((found.of[user] for user in graph.users[node] if user in found.of), default=home)
-        if node.needs_grad:
-            passed[home:last] += node.type.num_bytes
-    return passed[:-1]
+def _least(graph: Graph, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Of so many borders, those that pass least, what is sent on there and whose gradient comes back."""
+    return np.sort(passed_bytes(graph, trained=True))[:count]
 
 
 def _fastest(space: Space, candidate: Candidate, stage: int) -> Link:

@@ -89,7 +89,7 @@ def test_cuts_that_fill_sooner_are_the_soonest_of_what_is_as_slow(seed: int) -> 
     def passed(runs: list[tuple[int, int]]) -> float:
         return sum(float(one[run]) for one, run in zip(passes, runs, strict=True))
 
-    for sizes in sooner_cuts(costs, passes):
+    for sizes in sooner_cuts(costs, passes, min(map(slowest, every))):
         own = [*itertools.pairwise([0, *itertools.accumulate(sizes)])]
         assert all(passed(own) <= passed(other) + 1e-9 for other in every if slowest(other) <= slowest(own))
 
