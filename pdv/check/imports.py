@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Texts:
         found: dict[str, types.CodeType] = {}
         for name, text in self.files.items():
             try:
-                found[Path(name).stem] = compile(_CASTS.sub(".double()", text), str(self.directory / name), "exec")
+                found[Path(name).stem] = _compile(text, self.directory / name)
             except (SyntaxError, ValueError) as error:
                 raise VerificationError(f"{self.directory / name} is no Python: {error}") from error
         return found
@@ -61,6 +61,11 @@ class Texts:
             yield loader.module("model")
         finally:
             loader.forget()
+
+
+@lru_cache(maxsize=256)  # most files of a package are those of all others
+def _compile(text: str, file: Path) -> types.CodeType:
+    return compile(_CASTS.sub(".double()", text), str(file), "exec")
 
 
 class _Rank:

@@ -29,6 +29,7 @@ _context = multiprocessing.get_context("forkserver")
 PRELOADED = (  # torch._dynamo: the first DTensor of a process imports it, for a second of its time
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.checkpoint", "safetensors", "numpy",
     "torch.distributed.pipelining", "benchmarks.measured.parity", "tests.pdv.pipelined",  # what workers stand on
+    "tests.distributed.harness", "pdv.emit.emission", "tests.pdv.miniatures", "tests.pdv.worlds",
 )  # fmt: skip
 _context.set_forkserver_preload(list(PRELOADED))
 

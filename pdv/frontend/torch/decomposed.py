@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ import torch._export.utils as torch_of_export
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
+from torch.utils._pytree import tree_leaves
 
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.aten import HANDLERS
@@ -41,6 +42,7 @@ _OF_THEIR_OWN = (  # as torch takes them apart, they have other values or gradie
     _ATEN.special_xlog1py, _ATEN.special_entr, _ATEN.special_log_ndtr, _ATEN.multi_margin_loss,
     _ATEN.multilabel_margin_loss, _ATEN.multilabel_margin_loss_forward,
 )  # fmt: skip
+_KEYS = ("_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE", "_BACKEND_KEYS_TO_OVERRIDE")  # torch's, by kind of device
 _ALWAYS = (_ATEN.multi_margin_loss.default, _ATEN.multilabel_margin_loss_forward.default)  # without being asked
 
 
@@ -61,7 +63,13 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         ModelError: if torch cannot.
     """
     check_constants(program)
-    with stopped_gradients(program), without_spare_names(program), _kept_whole(), _dropped_between(), _listed_once():
+    with (
+        stopped_gradients(program),
+        without_spare_names(program),
+        _kept_whole(),
+        _dropped_between(),
+        _listed_once(program),
+    ):
         return _run(program)
 
 
@@ -160,15 +168,17 @@ class _Callable(metaclass=_Kinds): ...
 
 
 @contextmanager
-def _listed_once() -> Iterator[None]:
+def _listed_once(program: ExportedProgram) -> Iterator[None]:
     """While this lasts, torch lists its operators once, and does not work out types that nobody asks for.
 
     It lists them for every namespace, of which there are fifty, and defines a function with annotated arguments for
-    every operator and kind of device, ten thousand of them: a third of a second, whatever the program.
+    every operator and kind of device, ten thousand of them, where a program has one or two kinds: a third of a
+    second, whatever it is.
     """
-    changed = (  # neither is public, and may go
+    changed = (  # none is public, and may go
         (torch_of_export, "_materialize_cpp_cia_ops", lambda: None),
         (torch._ops, "Callable", _Callable),  # noqa: SLF001
+        *((exported_program, name, _of_its_devices(program, getattr(exported_program, name, []))) for name in _KEYS),
     )
     before = [getattr(file, name, None) for file, name, _ in changed]
     if before[0] is not None:
@@ -180,6 +190,14 @@ def _listed_once() -> Iterator[None]:
     finally:
         for (file, name, _), plain in zip(changed, before, strict=True):
             setattr(file, name, plain)
+
+
+def _of_its_devices(program: ExportedProgram, keys: Sequence[DispatchKey]) -> list[DispatchKey]:
+    """Those of the kinds of devices that the program's tensors are on, and of tensors without values."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    kinds = {value.device.type.upper() for value in tree_leaves(values) if isinstance(value, torch.Tensor)}
+    kinds |= {"PRIVATEUSE1"} if torch._C._get_privateuse1_backend_name().upper() in kinds else set()  # noqa: SLF001  # has no public name
+    return [key for key in keys if key.name.removeprefix("Autograd").upper() in {*kinds, "CPU", "META"}]
 
 
 def _run(program: ExportedProgram) -> ExportedProgram:
