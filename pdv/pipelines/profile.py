@@ -104,6 +104,7 @@ def profile(
         seconds[2 if kept or _is_sum(node) else 1, piece] += one.backward_s
     held = _bytes(problem, pcg, piece_of, count)
     forward_s, backward_s, sums_s, gathers_s = seconds
+    gathers_s = np.maximum(0.0, gathers_s - np.append(0.0, forward_s[:-1]))  # beside the piece before
     return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, update_s, count) + gathers_s, *held)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .calls import cast_inputs
+from .gathers import gather_first
 from .later import EAGER, LaterWeights, Turns, TwoBatches, eager_schedule, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
@@ -116,8 +117,7 @@ class PipelinedModule(ParallelModule):
         """
         values: dict[str, Any] = {**dict(zip(self.takes, args, strict=False)), **named}
         if self.mesh.stage.size == 1:
-            outputs = [self._run(number, values) for number in range(len(self.chain))]
-            return outputs[-1]
+            return [self._run(number, values) for number in range(len(self.chain))][-1]
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "no-gradients-here: the stages of this model are on different ranks. Call train_step, which runs "
@@ -168,6 +168,7 @@ class PipelinedModule(ParallelModule):
         if self.mesh.stage.size == 1:
             super().run_batches(given)
             return
+        gather_first(self.mesh.sums)
         if self.order in ONE_STAGE_EACH and self.mesh.device.type in HERE:
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
@@ -178,12 +179,11 @@ class PipelinedModule(ParallelModule):
             return
         self._given = {0: given}
         numbers = torch.arange(len(given.batches))
-        first, last = 0 in self.own, len(self.chain) - 1 in self.own
         schedule = self._schedule(given)
         with self.no_sync(), unbroken(self):
             schedule.step(
-                *([numbers] if first else []),
-                target=numbers if last else None,
+                *([numbers] if 0 in self.own else []),
+                target=numbers if len(self.chain) - 1 in self.own else None,
                 number=numbers,
                 return_outputs=False,  # else the outputs of all micro-batches are kept, and copied into one
             )

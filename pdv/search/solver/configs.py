@@ -242,9 +242,10 @@ class ConfigTable:
             seconds = routes.seconds
             if problem.once != 1.0 or problem.bucket_bytes:
                 seconds = seconds - routes.named_s + problem.once * routes.summed_s
-            if key[1]:  # gathers count twice where sums are counted that may hide (``plan_cost``)
-                again = 0.0 if problem.hides else routes.unit_forward_s
-                seconds = seconds - routes.unit_s + problem.once * (routes.unit_s + again)
+            if key[1] and problem.hides:  # beside what the first micro-batch does
+                seconds = seconds - routes.unit_s + problem.once * problem.slowed * routes.unit_s
+            elif key[1]:  # gathers count twice where sums are counted that may hide (``plan_cost``)
+                seconds = seconds - routes.unit_s + problem.once * (routes.unit_s + routes.unit_forward_s)
             routes = replace(routes, seconds=seconds)
             self._all.param_routes[key] = routes
         return self._all.param_routes[key]

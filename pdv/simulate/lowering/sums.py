@@ -60,6 +60,18 @@ class Sums:
         for node, unit in self._unit_of.items():
             self._units.setdefault(unit, []).append(node)
         self._whole = {node.operands[0]: nodes.of[node].bytes for node in kept}
+        self._behind = self._read_behind(used)
+
+    def _read_behind(self, used: Sequence[Node]) -> dict[Key, list[Node]]:
+        """By unit, in the order in which units are read, what is done before the next one is."""
+        found: dict[Key, list[Node]] = {}
+        here: list[Node] = []
+        for node in used:
+            unit = self._unit_of.get(node)
+            if unit is not None and unit not in found:
+                found[unit] = here = []
+            here.append(node)
+        return found
 
     def _due(self, move: Node, axes: tuple[int, ...]) -> Due:
         weight = self.nodes.of[move].bytes
@@ -110,14 +122,22 @@ class Sums:
         """Bytes of the gradient that a micro-batch adds to."""
         return self._whole.get(base, self.nodes.of[base].bytes) * self._gradient_share(base)
 
-    def _kept_gathers(self, prices: Sequence[DevicePrices], issue: int) -> list[Task]:
-        """Units that are gathered once a step, in front of the next one; what lies in blocks is put in order."""
+    def _kept_gathers(self, prices: Sequence[DevicePrices], issue: int, slowed: float) -> list[Task]:
+        """Units that are gathered once a step, in front of the next one; what lies in blocks is put in order.
+
+        The first one is waited for. Each other one is gathered while the first micro-batch does what stands between,
+        and counts as what is left of it then, and as what it slows that: such a share.
+        """
         tasks: list[Task] = []
-        copied = sum(copied_bytes(self.nodes.of[move], 0)[0] for move in self._unit_of)
-        for members in self._units.values():
-            entries = [self.nodes.of[move] for move in members]
+        copied, beside = sum(copied_bytes(self.nodes.of[move], 0)[0] for move in self._unit_of), 0
+        for unit, behind in self._behind.items():
+            entries = [self.nodes.of[move] for move in self._units[unit]]
             axis, size = entries[0].axis, sum(entry.bytes for entry in entries)
-            tasks += self._collectives("weights", (axis, self.links.gather_weights((axis,), size), size), issue)
+            whole = self.links.gather_weights((axis,), size)
+            left = whole - round(min(whole, beside) * (1.0 - slowed))
+            tasks += self._collectives("weights", (axis, left, size), issue)
+            numbers = [entry.number for entry in map(self.nodes.of.__getitem__, behind) if entry.role == "local"]
+            beside = min(sum(own.entries[number].forward for number in numbers) for own in prices)
         for number, own in enumerate(prices):
             time = picoseconds(own.traffic(copied).mean_s) if copied else 0
             tasks.append(Task("copy", COMPUTE, (number,), time, issue * len(self._unit_of)))
@@ -165,7 +185,7 @@ class Sums:
         if self.execution.zero:
             tasks += self._gathers(prices[0], issue, ahead)
         if self._unit_of:
-            tasks += self._kept_gathers(prices, issue)
+            tasks += self._kept_gathers(prices, issue, segments.slowed)
         return Segment(tuple(task for task in tasks if task.duration or task.name == "wait"), "step")
 
     def _gathers(self, prices: DevicePrices, issue: int, ahead: int) -> list[Task]:

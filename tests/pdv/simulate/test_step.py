@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.models.techniques import Technique
 from ir.mesh import Mesh
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
 from pdv.problem.workload import Workload
+from pdv.report.loaded import load_plan, workload_of_plan
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import simulate
+from tests.pdv.pipelined import Blocks, plan_pipeline
 from tests.pdv.simulate.workloads import CPU, ONE, PLAIN, TWO, best, gpt
-from tests.pdv.worlds import attention_block, mlp, problem, random_graph
+from tests.pdv.worlds import attention_block, cluster, mlp, problem, random_graph
 
 
 def loss_s(of: Problem, workload: Workload) -> float:
@@ -159,6 +165,30 @@ def test_gathers_ahead_hide_behind_compute() -> None:
 
     assert step(1) < step(0)
     assert step(2) < step(0)
+
+
+@pytest.mark.parametrize(("bandwidth", "hidden"), [("10 GB/s", True), ("1 MB/s", False)])
+def test_weights_gathered_once_a_step_hide_behind_the_first_micro_batch(
+    bandwidth: str, hidden: bool, tmp_path: Path
+) -> None:
+    """But for those of the first block, which are waited for."""
+    shape: dict[str, Any] = {"stages": 2, "micro_batches": 4, "mesh": {"dp": 2}}
+    where = cluster(4)
+    where["nodes"][0]["link"]["bandwidth"] = bandwidth
+    pins = Technique("zero-1", (("dp", 2),), zero=True, once=True).pins
+    plan = plan_pipeline(Blocks(), (torch.randn(64, 64, 16),), where, pins=pins, **shape)
+    work = workload_of_plan(load_plan(plan.save(tmp_path / "blocks_pdv")))
+    stage = Lowered(work, PLAIN).stages[0]
+    gathers = [task for task in stage.tail.tasks if task.name == "weights"]
+    whole = [stage.kind.links.gather_weights((0,), dict(task.detail)["bytes"]) for task in gathers]
+    assert gathers[0].duration == whole[0]
+    if hidden:
+        assert len(gathers) == 1
+        return
+    entries, price = stage.sums.nodes.of, stage.kind.prices[0].entries
+    first = next(iter(stage.sums._behind.values()))
+    computed = sum(price[entries[node].number].forward for node in first if entries[node].role == "local")
+    assert whole[1] - gathers[1].duration == computed > 0
 
 
 def test_zero_divides_the_optimizer() -> None:
