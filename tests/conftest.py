@@ -56,8 +56,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True, scope="session")
 def composites() -> Iterator[None]:
     """torch lists every composite operator anew, for a tenth of a second, whenever it decomposes a program, and makes
-    each ready for twelve kinds of devices; these tests decompose hundreds. Here it lists them again where an operator has
-    come since, for kinds of devices that tests use.
+    each ready for twelve kinds of devices. These tests decompose hundreds; here it lists them again where an operator
+    has come since, for kinds of devices that tests use.
     """
     if "torch" not in sys.modules:
         yield

@@ -87,13 +87,6 @@ def gather(parameter: Tensor, dim: int, axis: Axis, *axes: Axis) -> Tensor:
     return note(whole)
 
 
-def gather_first(sums: GradientSums) -> None:
-    """Have the first unit gathered that is gathered once a step: of a pipeline, while its first batch comes."""
-    unit = next((unit for unit in sums.kept if isinstance(unit, StepUnit)), None)
-    if unit is not None and sums.use_leaves:
-        unit.start()
-
-
 @dataclass(eq=False)
 class Order:
     """Units as a program reads them: the one that is here, and those of this pass and of the last one of its kind."""

@@ -1,14 +1,13 @@
 """Sums of gradients over ranks: in buckets, started while backward still runs. Entry point: ``local``.
 
 A forward pass reads a parameter through a *leaf*, a plain tensor in the same memory. Backward gives a leaf what this
-rank contributes to the gradient. Contributions to be summed over the same axes wait in a bucket; a full bucket is
-summed behind the rest of backward, and at the end of backward every ``parameter.grad`` is a part of a bucket's sum.
-Buckets are filled in the order in which backward meets the leaves, which is the same on all ranks, since all run one
-program. Hooks of ``parameter.register_post_accumulate_grad_hook`` are called when the gradient is final.
+rank contributes to the gradient. Contributions to be summed over the same axes wait in a bucket, filled as backward
+meets leaves, in one order on all ranks. A full one is summed behind the rest of backward; at its end ``parameter.grad``
+is a part of a bucket's sum. Then hooks of ``parameter.register_post_accumulate_grad_hook`` are called.
 
-Autograd's graph holds leaves for parameters. So gradients by parameters (``torch.autograd.grad(loss, parameters)``,
-``backward(inputs=parameters)``) and derivatives of gradients need a forward pass inside ``parameters_in_graph()`` of
-the model, in which each is summed by itself; so are those of ``torch.func.functional_call`` or with ``register_hook``.
+Autograd's graph holds leaves for parameters. So ``torch.autograd.grad(loss, parameters)``, derivatives of gradients and
+``backward(inputs=parameters)`` need a forward pass inside the model's ``parameters_in_graph()``, in which each gradient
+is summed by itself; so are those of ``torch.func.functional_call`` or with ``register_hook``.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ class Bucket:
 
     def advance(self) -> bool:
         """Wait for the collective that runs, and start the next; False if there is none."""
-        quick = next(self.steps, None)
-        self.is_quick = bool(quick)
+        self.is_quick = bool(quick := next(self.steps, None))
         return quick is not None
 
     def pieces(self) -> Iterator[tuple[Leaf, Tensor]]:
@@ -177,6 +175,9 @@ class Kept(Protocol):
     @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not sent."""
+
+    def start(self) -> None:
+        """Have the parameters gathered."""
 
     def send(self) -> None:
         """Sum the gradients over ranks; leaves get theirs."""
@@ -347,8 +348,7 @@ class GradientSums:
         """Into the bucket of its axes, if it has any."""
         if not leaf.axes or leaf.in_bucket:
             return
-        grad = leaf.tensor.grad
-        assert grad is not None, "called for leaves with gradients"
+        assert (grad := leaf.tensor.grad) is not None, "called for leaves with gradients"
         key = (*(axis.name for axis in leaf.axes), grad.dtype, grad.device)
         bucket = self._filling.setdefault(key, Bucket())
         bucket.leaves.append(leaf)

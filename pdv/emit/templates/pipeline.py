@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .calls import cast_inputs
-from .gathers import gather_first
 from .later import EAGER, LaterWeights, Turns, TwoBatches, eager_schedule, unbroken
 from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
@@ -168,7 +167,8 @@ class PipelinedModule(ParallelModule):
         if self.mesh.stage.size == 1:
             super().run_batches(given)
             return
-        gather_first(self.mesh.sums)
+        for unit in self.mesh.sums.kept[:1] if self.mesh.sums.use_leaves else ():
+            unit.start()  # while the stage's first micro-batch comes
         if self.order in ONE_STAGE_EACH and self.mesh.device.type in HERE:
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
