@@ -348,7 +348,8 @@ class GradientSums:
         """Into the bucket of its axes, if it has any."""
         if not leaf.axes or leaf.in_bucket:
             return
-        assert (grad := leaf.tensor.grad) is not None, "called for leaves with gradients"
+        grad = leaf.tensor.grad
+        assert grad is not None, "called for leaves with gradients"
         key = (*(axis.name for axis in leaf.axes), grad.dtype, grad.device)
         bucket = self._filling.setdefault(key, Bucket())
         bucket.leaves.append(leaf)
@@ -363,9 +364,8 @@ class GradientSums:
             self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
-        for earlier in self._running:
-            if earlier.is_quick:
-                earlier.advance()
+        for earlier in [running for running in self._running if running.is_quick]:
+            earlier.advance()
         with torch.no_grad():
             bucket.start(self._flats)
         self._running.append(bucket)
