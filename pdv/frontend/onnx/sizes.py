@@ -158,7 +158,8 @@ class OnnxSizes:
             if found < 1:
                 raise ModelError(f"input {value.name!r} has size {found} in dim {dim}", "Every dim is at least 1")
             sizes.append(found)
-        if self.batch is not None and sizes and isinstance(value.shape[0], int) and sizes[0] != self.batch:
+        fixed = self.batch is not None and not self._batches  # else these are others: layers, one mask for all rows
+        if fixed and sizes and isinstance(value.shape[0], int) and sizes[0] != self.batch:
             raise ModelError(
                 f"input {value.name!r} has batch {sizes[0]}, not {self.batch}",
                 f"Batch {sizes[0]}, which the model was exported with",
