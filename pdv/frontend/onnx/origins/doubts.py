@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.kinds import is_exponent
-from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn
+from pdv.frontend.onnx.origins.kinds import is_exponent, kind_by_use, levels
+from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, SIGNATURE, is_drawn
 from pdv.frontend.onnx.origins.unnamed import TORCH, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
@@ -85,6 +85,11 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
         if x.const_value is not None and x.const_value.shape.rank() and is_exponent(x, producer)
     ]:
         yield f"{len(powers)} stored exponents ({some_of(powers)}) are constants: torch's export writes trained ones"
+    if masks := _masks(model):
+        yield (
+            f"{len(masks)} stored tensors of zeros and ones are trained ({some_of(masks)}): the file does not say "
+            f"whether they are masks. If so, {' '.join(f'--freeze {name}' for name in masks[:3])}"
+        )
     if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
         yield (
             f"torch's exporter drew {some_of(drawn)} once, and the file has what came out: every step would have "
@@ -95,6 +100,20 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
             f"these as they are. {EXPORT}, if they are to be trained"
         )
+
+
+def _masks(model: onnx_ir.Model) -> list[str]:
+    """Stored tensors of zeros and ones, masks or matrices that a weight starts as, of which the file does not say."""
+    if SIGNATURE in model.graph.metadata_props:
+        return []
+    return [
+        name
+        for name, value in model.graph.initializers.items()
+        if value.uses()
+        and not value.metadata_props
+        and kind_by_use(value, model.producer_name or "")[0] == "PARAMETER"
+        and levels(value) == (0, 1)
+    ]
 
 
 def _numbers(model: onnx_ir.Model) -> list[str]:

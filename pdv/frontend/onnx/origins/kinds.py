@@ -1,18 +1,21 @@
 """What a stored tensor is where its file does not say: a parameter, a buffer, or a constant.
 
-Entry points: ``kind_by_use``, ``is_exponent``.
+Entry points: ``kind_by_use``, ``is_exponent``, ``levels``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, was_constant
 
 _STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
 _SCALES = (1, 4, 6)
+_FEW = 256  # elements that tell most weights from masks
+_HIDES = -9999.0  # what is added where nothing is to be seen, or less
 _TABLES: Mapping[str, Sequence[int]] = {
     "RotaryEmbedding": (1, 2, 3), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": _SCALES,
     "QLinearConv": _SCALES,
@@ -24,13 +27,14 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     """The kind, in torch's words, and whether it is of the module's state.
 
     Floats are parameters, but for statistics of batch norms, tables, numbers of no dims that torch has not named, and
-    what was a constant of the module's code, and exponents.
+    what was a constant of the module's code, exponents, and masks that hide.
     """
     name, tensor = value.name or "", value.const_value
     if _is_read_as(value, _STATISTICS):
         return "BUFFER", True
     is_number = tensor is not None and not tensor.shape.rank() and (producer != TORCH or is_computed(name))
     known = is_number or was_constant(name) or _is_read_as(value, _TABLES) or is_exponent(value, producer)
+    known = known or any(level <= _HIDES for level in levels(value))
     return ("BUFFER" if known else "PARAMETER"), False
 
 
@@ -41,6 +45,18 @@ def is_exponent(value: onnx_ir.Value, producer: str) -> bool:
     """
     alone = value.const_value is not None and value.const_value.size == 1 and producer != TORCH
     return alone and bool(value.uses()) and all(use.node.op_type == "Pow" and use.idx == 1 for use in value.uses())
+
+
+def levels(value: onnx_ir.Value) -> tuple[float, ...]:
+    """The two numbers of which a mask of several dims is made, zero and another; none of anything else."""
+    tensor = value.const_value
+    if tensor is None or tensor.shape.rank() < 2 or not tensor.dtype.is_floating_point() or tensor.size < 4:
+        return ()
+    first = np.unique(tensor.numpy().reshape(-1)[:_FEW].astype(np.float64))
+    if len(first) > 2:  # as weights are, which are not read to their end
+        return ()
+    found = np.unique(tensor.numpy().astype(np.float64))
+    return tuple(map(float, found)) if len(found) == 2 and 0 in found else ()
 
 
 def _is_read_as(value: onnx_ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
