@@ -84,13 +84,15 @@ def resized_to(size: int, scale: float) -> int:
 
 def _resize_as_run(proto: NodeProto, operands: Sequence[Array | None]) -> list[Array | None]:
     """Operands of a resize of which the reference implementation, which counts in float64, makes as many elements as
-    ``resized_to``; its axes are counted from the front, as it takes them alone.
+    ``resized_to``, of which the last lies at the last where corners are aligned, as in ONNX Runtime and torch: it
+    takes their number before it is rounded. Its axes are counted from the front, as it takes them alone.
     """
     x, *rest = operands
     scales = rest[1] if len(rest) > 1 else None
     if x is None:
         raise ValueError("a resize of nothing")
     axes = list(range(x.ndim))
+    aligned = any(each.s == b"align_corners" for each in proto.attribute)
     for each in proto.attribute:
         if each.name == "axes":
             axes = [axis % x.ndim for axis in each.ints]
@@ -100,7 +102,7 @@ def _resize_as_run(proto: NodeProto, operands: Sequence[Array | None]) -> list[A
     wide = scales.astype(np.float64)
     for i, dim in enumerate(axes):
         size, wanted = x.shape[dim], resized_to(x.shape[dim], scales[i])
-        if size and int(wide[i] * size) != wanted:
+        if size and (aligned or int(wide[i] * size) != wanted):
             wide[i] = (wanted + _BARELY) / size
     return [x, rest[0], wide, *rest[2:]]
 

@@ -111,6 +111,7 @@ def resize(c: Call) -> Node:
     if c.attrs.get("mode", "nearest") == "nearest" and not cropping:
         for name in c.attrs:
             c.attrs.get(name)  # what is nearest does not depend on the others
+        c.get(1)  # a region, which torch's exporter leaves empty and which cropping alone reads
         return selections.along_each(c.k, x, nearest_lines(c))
     if c.attrs.get("mode", "nearest") == "nearest" and not x.type.dtype.is_half:
         return moved(0)(c)  # type: ignore[no-any-return]
