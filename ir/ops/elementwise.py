@@ -166,16 +166,6 @@ mul = _binary(
     commutative=True,
     fold=np.multiply,
 )
-div = _binary(
-    "div",
-    "{0} / {1}",
-    lambda t, x, c: t.mul(x[0], t.unary(Known("reciprocal", _reciprocal), x[1])),
-    linear=_FIRST,
-    saved=(0, 1),
-    memory=Memory(backward=lambda local: _spread(local) + local.result_bytes),
-    takes_positive=True,
-    fold=np.divide,
-)
 
 
 def _scale(node: Node, x: Sequence[Code], writing: Writing) -> Code:
@@ -319,7 +309,6 @@ OPS = (
     add,
     sub,
     mul,
-    div,
     scale,
     shift,
     neg,

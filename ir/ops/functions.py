@@ -1,4 +1,4 @@
-"""More functions of each element, known by name: trigonometry, rounding, signs, powers; divisions of integers."""
+"""More functions of each element, known by name: trigonometry, rounding, signs, powers; divisions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from ir.emission.code import Code, binary, literal
+from ir.emission.writing import Writing
 from ir.evaluation.einsum import Data
+from ir.graph import Node
 from ir.memory.layout import Memory
 from ir.memory.local import Local
 from ir.operator import Operator
-from ir.ops.elementwise import Evaluate, _binary, _cast_dtype, _fold_cast, _of, _spread, _unary, _write_cast
+from ir.ops.elementwise import (
+    _FIRST,
+    Evaluate,
+    _binary,
+    _cast_dtype,
+    _fold_cast,
+    _of,
+    _reciprocal,
+    _spread,
+    _unary,
+    _write_cast,
+)
 from ir.tape import Call, Known, Tape
 
 Whole = Callable[[Any, Any], Any]  # Any: arrays of integers
@@ -21,6 +35,13 @@ Real = Callable[[Data, Data], tuple[Data, Data, Data]]
 def _flat(x: Data) -> Data:
     """The derivative of what is constant between jumps."""
     return np.zeros_like(x)
+
+
+def _spread_out(t: Tape, operands: Sequence[Any], call: Call) -> list[Any]:
+    """Operands as the result is shaped."""
+    shape = call.loops.result_shape
+    lead = [(1,) * (len(shape) - len(x.shape) + 1) + tuple(x.shape[1:]) for x in operands]
+    return [t.expand(t.reshape(x, each), shape) for x, each in zip(operands, lead, strict=True)]
 
 
 def _of_two(name: str, real: Real, whole: Whole) -> Evaluate:
@@ -36,8 +57,7 @@ def _of_two(name: str, real: Real, whole: Whole) -> Evaluate:
 
     def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
         shape = call.loops.result_shape
-        lead = [(1,) * (len(shape) - len(x.shape) + 1) + tuple(x.shape[1:]) for x in operands]
-        wide = [t.expand(t.reshape(x, each), shape) for x, each in zip(operands, lead, strict=True)]
+        wide = _spread_out(t, operands, call)
         if all(isinstance(x, np.ndarray) for x in wide):
             return whole(*wide)
         both = t.concat([t.reshape(x, (*shape, 1)) for x in wide], len(shape))
@@ -59,6 +79,34 @@ def _quotient(x: Any, y: Any) -> Any:
 def _remainder(x: Any, y: Any) -> Any:
     """Of the sign of the divisor."""
     return np.where(y == 0, 0, np.remainder(x, np.where(y == 0, 1, y)))
+
+
+def _rest(x: Any, y: Any) -> Any:
+    """Of the sign of what is divided."""
+    return np.where(y == 0, 0, np.fmod(x, np.where(y == 0, 1, y)))
+
+
+def _divide(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """A quotient; over floats no product with a reciprocal, which is off by a step where what is rounded next jumps."""
+    if t.foreign is None:
+        return t.mul(operands[0], t.unary(Known("reciprocal", _reciprocal), operands[1]))
+    return t.joint(Known("div", _real_quotient), _spread_out(t, operands, call))
+
+
+def _real_quotient(operands: Sequence[Data], _: Sequence[bool]) -> tuple[Data, Callable[[Data], tuple[Data, Data]]]:
+    x, y = operands
+    return x / y, lambda g: (g / y, -g * x / (y * y))
+
+
+def _divide_by(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    number = float(call.attrs["number"])
+    if t.foreign is None:
+        return t.scale(operands[0], 1 / number)
+    return t.joint(Known(f"div:{number}", lambda x, _: (x[0] / number, lambda g: (g / number,))), operands)
+
+
+def _write_divide_by(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    return binary(x[0], "/", literal(float(node.attr("number"))))
 
 
 def _both_ways(local: Local) -> float:
@@ -94,6 +142,37 @@ remainder = _binary(
     takes_positive=True,
     fold=np.remainder,
 )
+fmod = _binary(
+    "fmod",
+    "torch.fmod({0}, {1})",
+    _of_two("fmod", lambda x, y: (np.fmod(x, y), _flat(x) + 1, -np.trunc(x / y)), _rest),
+    saved=(0, 1),
+    memory=Memory(backward=_both_ways),
+    measured_as="div",
+    takes_positive=True,
+    fold=np.fmod,
+)
+div = _binary(
+    "div",
+    "{0} / {1}",
+    _divide,
+    linear=_FIRST,
+    saved=(0, 1),
+    memory=Memory(backward=_both_ways),
+    takes_positive=True,
+    fold=np.divide,
+)
+divide_by = Operator(  # of what is rounded next; elsewhere it is said as ``scale``
+    "divide_by",
+    "... -> ...",
+    "map",
+    attrs=("number",),
+    linear=_FIRST,
+    evaluate=_divide_by,
+    emit=_write_divide_by,
+    measured_as="mul_scalar",
+    fold=lambda x, number: x / x.dtype.type(number),
+)
 to_integer = Operator(  # of floats: towards zero, which is a function of the value, known by name
     "to_integer",
     "... -> ...",
@@ -109,8 +188,11 @@ to_integer = Operator(  # of floats: towards zero, which is a function of the va
 
 OPS = (
     power,
+    div,
+    divide_by,
     quotient,
     remainder,
+    fmod,
     to_integer,
     _unary("tan", "torch.tan({0})", _of(np.tan, lambda x: 1 / np.cos(x) ** 2), flops=4, fold=np.tan),
     _unary("atan", "torch.atan({0})", _of(np.arctan, lambda x: 1 / (1 + x * x)), flops=8),

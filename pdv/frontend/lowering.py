@@ -26,6 +26,9 @@ Pair = tuple[int, int]
 Number = int | float | bool
 
 
+_JUMPS = ("floor", "ceil", "round", "to_integer", "fmod", "remainder", "compare", "compare_number")
+
+
 class Unsupported(Exception):
     """A form of an operator that the IR cannot say; the message says which."""
 
@@ -68,6 +71,7 @@ class Lowering:
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
         buffers: such a value, or one that another has replaced -> the buffer's name.
         dropped: what is dropped out.
+        divided: products with the inverse of a number -> what is divided there, and by what.
         drawn: values of the source that are drawn at random -> what they are without: true, a number throughout, or
             noise.
         noises: how many draws of random numbers there are.
@@ -83,6 +87,7 @@ class Lowering:
         self.updates: dict[str, Node] = {}
         self.buffers: dict[Node, str] = {}
         self.dropped: set[Node] = set()
+        self.divided: dict[Node, tuple[Node, float]] = {}
         self.drawn: dict[str, float | bool | Drawn] = {}
         self.noises = 0
         self.trains = False
@@ -94,6 +99,8 @@ class Lowering:
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
         """One operator, or its value where all operands are constants, or it has no elements."""
         declared = OPERATORS[op]
+        if op in _JUMPS:
+            operands = tuple(map(self.exactly, operands))
         if not all(x.type.num_elements for x in operands):
             return self._of_nothing(declared, operands, attrs)
         if any(x.type.dtype.is_stored for x in operands) and declared.kind != "move" and not declared.names_dtype:
@@ -195,10 +202,25 @@ class Lowering:
         if not x.type.dtype.is_floating:
             return self.apply("quotient", x, y)
         if c is not None and c != 0 and math.isfinite(c):
-            return self.scale(x, 1 / c)
+            if x.is_const:
+                return self.apply("div", x, y)
+            found = self.scale(x, 1 / c)
+            if abs(math.frexp(c)[0]) != 0.5:  # by a power of two it is the same
+                self.divided[found] = x, float(c)
+            return found
         if (c := self.scalar(x, y)) is not None:
             return self.scale(self.apply("reciprocal", y), c)
         return self.apply("div", x, y)
+
+    def exactly(self, x: Node, depth: int = 8) -> Node:
+        """x, divided where the source divides: the product with an inverse is off by a step, where its reader jumps."""
+        if x in self.divided:
+            of, number = self.divided[x]
+            return self.apply("divide_by", self.exactly(of, depth), number=number)
+        if not depth or x.op.kind not in ("map", "move") or x.op.is_foreign:
+            return x
+        operands = tuple(self.exactly(each, depth - 1) for each in x.operands)
+        return x if operands == x.operands else self.apply(x.op.name, *operands, **x.attrs)
 
     def scale(self, x: Node, factor: Number) -> Node:
         """x * factor."""

@@ -24,7 +24,7 @@ VOCABULARY = 1 << 26  # elements of an embedding's table, at most
 # Attributes that are not drawn.
 TYPICAL: Mapping[str, Hashable] = {
     "eps": 1e-5, "dim": -1, "approximate": "tanh", "factor": 0.125, "offset_by": 0.5, "exponent": 2.0, "k": 2,
-    "points": 64, "dilation": (1, 1), "groups": 1, "minimum": -1.0, "maximum": 1.0, "padding_idx": 0,
+    "points": 64, "dilation": (1, 1), "groups": 1, "minimum": -1.0, "maximum": 1.0, "padding_idx": 0, "number": 41.0,
 }  # fmt: skip
 
 

@@ -45,6 +45,7 @@ _BY_VALUE = {
 """What to do about operators that no declaration makes part of a program."""
 
 _ATEN = torch.ops.aten
+_JUMPS = (_ATEN.floor, _ATEN.ceil, _ATEN.trunc, _ATEN.round, _ATEN.frac, _ATEN.div, _ATEN.floor_divide)
 _OF_ROWS = frozenset(
     {
         *(_ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp),
@@ -144,6 +145,8 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
     """
     function = _without_memory(function)
     operands: list[Node] = []
+    if function.overloadpacket in _JUMPS:
+        args = [k.exactly(x) if isinstance(x, Node) else x for x in args]
     given = [_text(x, operands) for x in args]
     given += [f"{name}={_text(x, operands)}" for name, x in kwargs.items()]
     why = _why_not(function)

@@ -60,6 +60,7 @@ SMALL = {
     "to_integer": Piece("to_integer", (X,), (("dtype", "i64"),), (False,)),
     "compare": Piece("compare", (X, X), (("relation", "<"),), (False, False)),
     "compare_number": Piece("compare_number", (X,), (("relation", "<"), ("number", 0.5)), (False,)),
+    "divide_by": Piece("divide_by", (X,), (("number", 41.0),), (True,)),
     "logical_and": Piece("logical_and", (t(3, 8, dtype=BOOL),) * 2, (), (False, False)),
     "logical_or": Piece("logical_or", (t(3, 8, dtype=BOOL),) * 2, (), (False, False)),
     "logical_not": Piece("logical_not", (t(3, 8, dtype=BOOL),), (), (False,)),

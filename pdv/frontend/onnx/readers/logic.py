@@ -212,11 +212,7 @@ def modulo(c: Call) -> Node:
     k, x, y = c.k, c[0], c[1]
     if not x.type.dtype.is_floating:
         return k.sub(x, k.mul(y, k.apply("quotient", x, y))) if c.attrs["fmod"] else k.apply("remainder", x, y)
-    if not c.attrs["fmod"]:
-        return k.apply("remainder", x, y)
-    ratio = k.div(x, y)
-    whole = k.mul(k.apply("sign", ratio), k.apply("floor", k.apply("abs", ratio)))
-    return k.sub(x, k.mul(y, whole))
+    return k.apply("fmod" if c.attrs["fmod"] else "remainder", x, y)
 
 
 def lp_normalization(c: Call) -> Node:
