@@ -212,7 +212,7 @@ class Call:
     def evaluate(self, operands: Sequence[Array | None]) -> tuple[Array, ...]:
         """Its results on known operands, by ONNX's reference implementation."""
         try:
-            return evaluate(self.node, operands, self.opset)
+            return evaluate(self.node, operands, self.opset, of_torch=self.pytorch)
         except ModelError:
             raise
         except Exception as error:  # the reference implementation raises anything

@@ -311,7 +311,7 @@ class _ModelLowering:
     def _evaluated(self, node: onnx_ir.Node, operands: Sequence[Value | None]) -> tuple[Value | None, ...]:
         """The results on known operands, by ONNX's reference implementation."""
         arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
-        return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
+        return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset, of_torch=self.of_torch))
 
     def _by_its_body(
         self, schema: OpSchema, node: onnx_ir.Node, operands: Sequence[Value | None]

@@ -28,8 +28,12 @@ def can_evaluate(node: onnx_ir.Node) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type not in _RANDOM | _SUBGRAPHS
 
 
-def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -> tuple[Any, ...]:
+def evaluate(
+    node: onnx_ir.Node, operands: Sequence[Array | None], opset: int, *, of_torch: bool = False
+) -> tuple[Any, ...]:
     """The node's outputs, in order: arrays, or lists of arrays for sequences.
+
+    of_torch: whether torch's exporter wrote it, and means what torch does.
 
     Raises:
         ModelError: if the result is too big.
@@ -42,7 +46,7 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
     if node.op_type in ("Upsample", "Resize") and opset < 11:
         operands, opset = _resize_as_later(proto, operands), 13
     if proto.op_type == "Resize":
-        operands = _resize_as_run(proto, operands)
+        operands = _resize_as_run(proto, operands, of_torch=of_torch)
     inputs = [f"in{i}" if value is not None else "" for i, value in enumerate(operands)]
     outputs = [f"out{i}" for i in range(len(node.outputs))]
     renamed = type(proto)()
@@ -82,17 +86,19 @@ def resized_to(size: int, scale: float) -> int:
     return int(np.float32(size) * np.float32(scale))
 
 
-def _resize_as_run(proto: NodeProto, operands: Sequence[Array | None]) -> list[Array | None]:
+def _resize_as_run(proto: NodeProto, operands: Sequence[Array | None], *, of_torch: bool) -> list[Array | None]:
     """Operands of a resize of which the reference implementation, which counts in float64, makes as many elements as
-    ``resized_to``, of which the last lies at the last where corners are aligned, as in ONNX Runtime and torch: it
-    takes their number before it is rounded. Its axes are counted from the front, as it takes them alone.
+    ``resized_to``; its axes are counted from the front, as it takes them alone.
+
+    Where corners are aligned the last of these lies at the last for torch, as for ONNX Runtime; onnx's own tests have
+    it lie where it would be if their number were not rounded.
     """
     x, *rest = operands
     scales = rest[1] if len(rest) > 1 else None
     if x is None:
         raise ValueError("a resize of nothing")
     axes = list(range(x.ndim))
-    aligned = any(each.s == b"align_corners" for each in proto.attribute)
+    aligned = of_torch and any(each.s == b"align_corners" for each in proto.attribute)
     for each in proto.attribute:
         if each.name == "axes":
             axes = [axis % x.ndim for axis in each.ints]

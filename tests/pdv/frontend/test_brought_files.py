@@ -26,7 +26,12 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 def file_of(
-    folder: Path, nodes: list[onnx.NodeProto], inputs: Mapping[str, Any], stored: Mapping[str, Any], opset: int = 18
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    opset: int = 18,
+    producer: str = "",
 ) -> Path:
     """A file that gives y; inputs: shapes, or pairs of a shape and a type."""
     kinds = {name: given if isinstance(given, tuple) else (given, FLOAT) for name, given in inputs.items()}
@@ -37,7 +42,9 @@ def file_of(
         [helper.make_tensor_value_info("y", FLOAT, None)],
         [numpy_helper.from_array(np.asarray(x), name) for name, x in stored.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, producer_name=producer
+    )
     onnx.save(model, folder / "model.onnx")
     return folder / "model.onnx"
 
@@ -129,10 +136,11 @@ def test_the_rest_of_a_division_by_itself_is_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_corners_are_aligned_to_the_last_element(tmp_path: Path, mode: str) -> None:
-    """7 by 1.5 are 10, not 10.5: so count torch and ONNX Runtime, unlike onnx's reference implementation."""
+    """7 by 1.5 are 10, not 10.5: so count torch and ONNX Runtime, unlike onnx's own tests."""
     how = {"mode": mode, "coordinate_transformation_mode": "align_corners"}
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], **how)
-    path = file_of(tmp_path, [node], {"x": ["N", 1, 7, 9]}, {"s": np.array([1, 1, 1.5, 0.6], np.float32)})
+    stored = {"s": np.array([1, 1, 1.5, 0.6], np.float32)}
+    path = file_of(tmp_path, [node], {"x": ["N", 1, 7, 9]}, stored, producer="pytorch")
     given = {"x": np.random.default_rng(0).normal(size=(2, 1, 7, 9)).astype(np.float32)}
     np.testing.assert_allclose(computed(load_program(path, batch=2), given), wanted(path, given), atol=1e-5)
 
