@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from ir.errors import ModelError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
+from pdv.frontend.torch.tracing.leftovers import _Kept
 
 X = torch.arange(64.0).reshape(4, 2, 8).sin()
 KEPT: dict[tuple[int, int], Tensor] = {}
@@ -142,6 +144,12 @@ class Tables:
         module = Placed(places)
         assert read(module).endswith("are the same")
         assert type(places(2, 8)) is Tensor
+
+
+def test_caches_are_found_where_objects_are_frozen() -> None:
+    """As programs freeze them that start others, and these tests: Python's collector does not look there."""
+    assert gc.get_freeze_count()
+    assert any(kept is cached for kept in _Kept().of(nn.Linear(1, 1)))
 
 
 def test_caches_with_values_stay() -> None:

@@ -66,7 +66,7 @@ class _Kept:
         files = {
             name: getattr(file, "__dict__", {}) for name, file in list(sys.modules.items()) if not _is_of_library(name)
         }
-        first = not self._files
+        first = not self._files and not gc.get_freeze_count()  # what is frozen is not found by whom it refers to
         if first:
             self._caches.update(one for one in gc.get_referrers(_Cached) if type(one) is _Cached)
         for name, names in files.items():
