@@ -31,7 +31,8 @@ from pdv.frontend.torch.draws import DRAWING, drawing_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of, unlogged
-from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.program import NOTES, OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.tracing.guards import Guards
 from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
 
@@ -169,14 +170,15 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        values = KnownValues(module)
-        known = nullcontext() if strict else _values_known(values)
+        values, guards = KnownValues(module), Guards()
+        known = nullcontext() if strict else _values_known(values, guards)
         with tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), _functions_called() as called, known:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
     sys.stderr.write(said.getvalue())
     _drop_rebound(program)
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
+    program.graph_module.meta[NOTES] = guards.notes()
     return program
 
 
@@ -247,8 +249,8 @@ class _Finite(TorchFunctionMode):
 
 
 @contextmanager
-def _values_known(values: KnownValues) -> Iterator[None]:
-    with values.in_forward(), _Data(), _Finite():
+def _values_known(values: KnownValues, guards: Guards) -> Iterator[None]:
+    with guards, values.in_forward(), _Data(), _Finite():
         yield
 
 

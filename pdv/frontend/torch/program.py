@@ -56,6 +56,7 @@ already reported.
 
 
 OWN_BACKWARD = "own_backward"
+NOTES = "notes"
 """Where the graph module of an exported program keeps the names of the functions with a backward of their own."""
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
@@ -78,10 +79,10 @@ def load_exported_program(program: ExportedProgram) -> Program:
         for name in state
         if name not in names and name not in lowered.weights.loaders and _is_storable(state[name])
     }
-    own = program.graph_module.meta.get(OWN_BACKWARD, ())
+    own, notes = (program.graph_module.meta.get(key, ()) for key in (OWN_BACKWARD, NOTES))
     frozen = frozenset(name for name in program.graph_signature.parameters if not state[name].requires_grad)
     weights = replace(lowered.weights, unread=unread)
-    return replace(lowered, names=names, weights=weights, own_backward=own, frozen=frozen)
+    return replace(lowered, names=names, weights=weights, own_backward=own, frozen=frozen, notes=notes)
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,148 @@
+"""Checks of values that end in an error, while a module is exported. Entry point: ``Guards``.
+
+``if labels.max() >= classes: raise ValueError(…)`` and ``assert (weights > 0).all()`` ask values that tracing has not.
+Of a call that ends well the answer is known all the same: no error is raised. Programs go that way, and check nothing;
+that the module does not raise on the example inputs is seen where it is run itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import PurePath
+from types import FrameType
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+_Span = tuple[int, int, int, int]  # line, column, and where it ends: line, column
+_SAID, _LOOKED_AT = 3, 2
+_LEAVES = (ast.Return, ast.Break, ast.Continue)
+
+
+class Guards(TorchFunctionMode):
+    """In this mode questions of a check that may raise are answered so that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: dict[str, None] = {}
+        """Where such checks stand: ``file.py:7``."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What the program leaves out, in words."""
+        more = ", …" if len(self.met) > _SAID else ""
+        where = ", ".join([*self.met][:_SAID]) + more
+        return (f"Not checked by the program: values by which the module raises an error (at {where})",) * bool(where)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
+        del types
+        name: str = getattr(function, "__name__", "")
+        if name in ("__bool__", "item") and (found := _asking(sys._getframe(1))) is not None:  # noqa: SLF001
+            answer, where = found
+            self.met[where] = None
+            return answer if name == "__bool__" else _Number(answer)
+        return function(*args, **(kwargs or {}))
+
+
+class _Number:
+    """A number of which all that is asked has one answer."""
+
+    def __init__(self, answer: bool) -> None:  # its only part
+        self._answer = answer
+
+    def __bool__(self) -> bool:
+        return self._answer
+
+    def _same(self, *_: object) -> Any:  # Any: such a number
+        return self
+
+    def _asked(self, _: object) -> bool:
+        return self._answer
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _asked
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __abs__ = __neg__ = _same
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _asking(frame: FrameType | None) -> tuple[bool, str] | None:
+    """How the check that asks goes on without an error, and where it stands; None if it is no such check."""
+    while frame is not None and frame.f_code.co_name == "__torch_function__":  # other modes, that of torch.export
+        frame = frame.f_back
+    if frame is None:
+        return None
+    name = frame.f_code.co_filename
+    tests = _checks(name, tuple(linecache.getlines(name, frame.f_globals)))
+    for span in _spans(frame):
+        for test, wanted in tests.items():
+            if (answer := _answer(test, span, wanted=wanted)) is not None:
+                return answer, f"{PurePath(name).name}:{test.lineno}"
+    return None
+
+
+def _spans(frame: FrameType) -> Iterator[_Span]:
+    """Where it asks, and what was computed right before: ``not`` and ``assert`` ask as whole statements."""
+    told: list[_Span] = []
+    for line, end, column, last in reversed([*frame.f_code.co_positions()][: frame.f_lasti // 2 + 1]):
+        if line is None or end is None or column is None or last is None:  # python -X no_debug_ranges
+            continue
+        span = (line, column, end, last)
+        if span not in told:
+            told.append(span)
+            yield span
+        if len(told) == _LOOKED_AT:
+            return
+
+
+def _answer(test: ast.expr, span: _Span, *, wanted: bool) -> bool | None:
+    """What the part of a test at ``span`` is to be, so that the test is as ``wanted``; None if it is not in there."""
+    if not _holds(test, span):
+        return None
+    inner = next((one for one in ast.iter_child_nodes(test) if isinstance(one, ast.expr) and _holds(one, span)), None)
+    if isinstance(test, ast.Lambda | ast.IfExp) or inner is None:
+        return wanted if inner is None else None
+    denied = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    return _answer(inner, span, wanted=wanted is not denied)
+
+
+def _holds(node: ast.expr, span: _Span) -> bool:
+    starts = (node.lineno, node.col_offset) <= span[:2]
+    return starts and span[2:] <= (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+@lru_cache(maxsize=256)
+def _checks(name: str, lines: Sequence[str]) -> Mapping[ast.expr, bool]:
+    """Of a file the tests that decide about an error alone, and how each goes where there is none."""
+    del name
+    try:
+        return dict(_tests(ast.parse("".join(lines))))
+    except (SyntaxError, ValueError):  # of a notebook's cell with commands of its own
+        return {}
+
+
+def _tests(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    """Not those whose error the code itself may catch, and go on."""
+    caught = {
+        id(node)
+        for attempt in ast.walk(tree)
+        if isinstance(attempt, ast.Try) and attempt.handlers
+        for statement in attempt.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in caught:
+            continue
+        if isinstance(node, ast.Assert):
+            yield node.test, True
+        elif isinstance(node, ast.If) and _raises(node.body):
+            yield node.test, False
+        elif isinstance(node, ast.If) and _raises(node.orelse):
+            yield node.test, True
+
+
+def _raises(body: Sequence[ast.stmt]) -> bool:
+    """Whether it ends in an error whatever it does before."""
+    left = any(isinstance(one, _LEAVES) for statement in body for one in ast.walk(statement))
+    return bool(body) and isinstance(body[-1], ast.Raise) and not left
