@@ -143,6 +143,10 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     if dims != list(range(dims[0], dims[0] + len(dims))):
         raise Unsupported("an index by several tensors over dims that are no neighbours")
     shape = np.broadcast_shapes(*(node.type.shape for node in nodes))
+    if dims == [0, 1] and (place := place_in_rows(k, x, nodes)) is not None:
+        rest = x.type.shape[2:]
+        each = k.expand(k.reshape(place, (*place.type.shape, *(1 for _ in (0, *rest)))), (*place.type.shape, 1, *rest))
+        return k.reshape(gather(k, x, 1, each), (*place.type.shape, *rest))
     apart = _each_by_itself(k, x, dims[0], nodes, shape)
     if apart is not None:
         return apart
@@ -183,6 +187,21 @@ def from_front(k: Lowering, ids: Node, size: int) -> Node:
     if known is not None:
         return k.const(known % size)
     return k.apply("where", compare_number(k, "<", ids, 0), k.shift(ids, size), ids)
+
+
+def place_in_rows(k: Lowering, x: Node, ids: Sequence[Node]) -> Node | None:
+    """n of ``x[arange(rows), n]``: in each row one place, whose number depends on values; None if it is none such.
+
+    Said by rows and numbers of elements in one, as others are, it would hold for so many rows alone.
+    """
+    rows, at = ids
+    count, size = x.type.shape[:2]
+    known = k.value(rows)
+    if known is None or not np.array_equal(known, np.arange(count)):
+        return None
+    if k.value(at) is not None or at.type.dtype is DType.BOOL:
+        return None
+    return from_front(k, k.cast(at, DType.I64), size) if at.type.shape == (count,) else None
 
 
 def _each_by_itself(k: Lowering, x: Node, first: int, nodes: Sequence[Node], shape: Sequence[int]) -> Node | None:

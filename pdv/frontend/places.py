@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ir.graph import Node
-from pdv.frontend import layers
+from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 
 
@@ -62,9 +62,17 @@ def windows(k: Lowering, x: Node, dim: int, size: int, step: int) -> Node:
 
 
 def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulate: bool = False) -> Node:
-    """x with elements overwritten, or added to, at known places over neighbouring dims (``x[:, i, i] = piece``)."""
+    """x with elements overwritten, or added to, at known places over neighbouring dims (``x[:, i, i] = piece``).
+
+    Or at one place of each row, whichever that is.
+    """
     dims = [dim for dim, node in enumerate(ids) if node is not None]
     known = [value for node in ids if node is not None and (value := k.value(node)) is not None]
+    if dims == [0, 1] and len(known) == 1 and (mask := _of_each_row(k, x, ids)) is not None:
+        rest = x.type.shape[2:]
+        each = k.expand(k.cast(piece, x.type.dtype), (x.type.shape[0], *rest))
+        spread = k.expand(k.reshape(each, (x.type.shape[0], 1, *rest)), x.type.shape)
+        return k.apply("where", mask, k.add(x, spread) if accumulate else spread, x)
     if dims != list(range(dims[0], dims[0] + len(dims))) or len(known) < len(dims):
         raise Unsupported("elements overwritten at places that depend on values, or over dims that are no neighbours")
     if any(one.dtype == np.bool_ and one.ndim > 1 for one in known):
@@ -86,3 +94,13 @@ def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulat
     whole = k.reshape(x, (*lead, count, *rest))
     put_there = k.add(whole, taken) if accumulate else taken
     return k.reshape(k.apply("where", mask, put_there, whole), x.type.shape)
+
+
+def _of_each_row(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node | None:
+    """Where ``x[arange(rows), n]`` is: in each row one place, whose number depends on values (where tokens end)."""
+    place = masks.place_in_rows(k, x, [node for node in ids if node is not None])
+    if place is None:
+        return None
+    count, size = x.type.shape[:2]
+    found = masks.compare(k, "==", k.reshape(place, (count, 1)), k.const(np.arange(size)))
+    return k.expand(k.reshape(found, (count, size, *(1 for _ in x.type.shape[2:]))), x.type.shape)

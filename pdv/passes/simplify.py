@@ -177,6 +177,8 @@ def _of_rows_and_more(k: Builder, node: Node, rows: int) -> Node | None:
         array = _array_of(operand)
         if array is None or array.ndim < 2 or array.shape[0] % rows or array.shape[0] in (0, rows):
             continue
+        if node.op.broadcasts and array.ndim < node.type.rank:  # its dim 0 is another than that of the rows
+            continue
         apart = array.reshape(rows, -1, *array.shape[1:])
         if (apart == apart[:1]).all():
             all_rows = k.expand(k.const(apart[:1], operand.name, operand.type.dtype), shape=apart.shape)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from ir.errors import ModelError, UnsupportedOperatorsError
@@ -69,7 +70,14 @@ def counts(module: Asks, x: Tensor) -> Tensor:
     return torch.cat([second, first], 1) * ends[ends > 2].sum().item() + places.tolist()[0] + len(torch.where(ends)[0])
 
 
-@pytest.mark.parametrize("way", [integrate, loop, overwrite, counts])
+def padded(module: Asks, x: Tensor) -> Tensor:
+    """Audio codecs of transformers: widths of padding and bounds of slices are tensors that buffers make."""
+    width, step, first = x.shape[1], module.sizes[1, 1], module.sizes[1, 0]
+    frames = torch.ceil((width - module.sizes[0, 0]) / step + 1).to(torch.int64)
+    return F.pad(x, (0, frames * step - width))[:, first : first + 6]  # type: ignore[misc]  # as they write it
+
+
+@pytest.mark.parametrize("way", [integrate, loop, overwrite, counts, padded])
 def test_numbers_alone_have_values(way: Forward) -> None:
     module = Asks(way)
     source = copy_of(module, X, train=True)

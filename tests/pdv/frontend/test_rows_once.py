@@ -66,3 +66,21 @@ def test_constants_of_equal_rows_leave_the_batch_open_and_apart(kind: type[Atten
     assert rows_apart(program.graph)
     plan = pdv.optimize(module, x, cluster=cluster(2), stages=1, micro_batches=3)
     assert plan.document["proof"]["statement"].startswith("equal to its source")
+
+
+class Everywhere(nn.Module):
+    """A mask as transformers makes it for encoders: of a column that is true throughout, and of what is padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        shown = (torch.arange(x.shape[1])[:, None] >= 0) & kept[:, None, None, :]
+        y = self.layer(x)[:, None]
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=shown)
+
+
+def test_a_length_that_divides_by_the_rows_is_none_of_rows_and_more() -> None:
+    inputs = torch.randn(ROWS, 2 * ROWS, WIDTH), torch.rand(ROWS, 2 * ROWS) > 0.2
+    assert sizes_document(load_program(Everywhere(), inputs))["b"]["fixed_by"] == ""

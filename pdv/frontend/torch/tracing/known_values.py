@@ -31,6 +31,7 @@ _IN_PLACE = frozenset(
     for name in "setitem iadd isub imul idiv itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()  # noqa: SIM905
 )
 _SIZED = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
+_BY_NUMBERS = frozenset("pad view reshape expand repeat narrow unfold roll split __getitem__".split())  # noqa: SIM905
 _UNDEFINED = ("empty", "new_empty", "resize", "set_", "share_memory")  # elements that nobody wrote, memory of others
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -83,6 +84,8 @@ class KnownValues(TorchFunctionMode):
         if isinstance(function, OpOverload):  # what torch itself calls on the way
             return function(*args, **kwargs)
         name: str = getattr(function, "__name__", "")
+        if name in _BY_NUMBERS:
+            args, kwargs = (*args[:1], *tree_map(self._number, args[1:])), tree_map(self._number, kwargs)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (torch.Tensor, *_SYMBOLS))]
         values = [self._value(leaf) for leaf in given]
         constant = None not in values
@@ -102,6 +105,17 @@ class KnownValues(TorchFunctionMode):
         elif written:
             self._forget(written)
         return result
+
+    def _number(self, leaf: Any) -> Any:  # Any: an argument, or a part of one
+        """A tensor of one integer as that, where it is known: sizes, widths and bounds that torch asks by itself."""
+        if isinstance(leaf, slice):
+            return slice(*(self._number(bound) for bound in (leaf.start, leaf.stop, leaf.step)))
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() or leaf.is_floating_point() or leaf.dtype == torch.bool:
+            return leaf
+        if self._value(leaf) is None:
+            return leaf
+        self.asked |= self._buffers_of([leaf])
+        return int(self._run(torch.Tensor.item, (leaf,), {}))
 
     def _value(self, leaf: Any) -> torch.Tensor | None:  # Any: a tensor, or a size
         """What it is, if known: a plain tensor is a constant of the module, its parameters and buffers are traced."""
