@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ir.graph import Node
+from ir.types import DType
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 
@@ -64,15 +65,17 @@ def windows(k: Lowering, x: Node, dim: int, size: int, step: int) -> Node:
 def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulate: bool = False) -> Node:
     """x with elements overwritten, or added to, at known places over neighbouring dims (``x[:, i, i] = piece``).
 
-    Or at one place of each row, whichever that is.
+    Or at one place of each row, or with one number wherever a mask holds, whichever these are.
     """
     dims = [dim for dim, node in enumerate(ids) if node is not None]
     known = [value for node in ids if node is not None and (value := k.value(node)) is not None]
-    if dims == [0, 1] and len(known) == 1 and (mask := _of_each_row(k, x, ids)) is not None:
+    held = next(node for node in ids if node is not None)
+    if len(dims) == 1 and held.type.dtype is DType.BOOL and not known and not piece.type.rank:
+        return _put_where(k, x, dims[0], held, piece, accumulate)
+    if dims == [0, 1] and len(known) == 1 and (found := _of_each_row(k, x, ids)) is not None:
         rest = x.type.shape[2:]
         each = k.expand(k.cast(piece, x.type.dtype), (x.type.shape[0], *rest))
-        spread = k.expand(k.reshape(each, (x.type.shape[0], 1, *rest)), x.type.shape)
-        return k.apply("where", mask, k.add(x, spread) if accumulate else spread, x)
+        return _put_where(k, x, 0, found, k.reshape(each, (x.type.shape[0], 1, *rest)), accumulate)
     if dims != list(range(dims[0], dims[0] + len(dims))) or len(known) < len(dims):
         raise Unsupported("elements overwritten at places that depend on values, or over dims that are no neighbours")
     if any(one.dtype == np.bool_ and one.ndim > 1 for one in known):
@@ -94,6 +97,14 @@ def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulat
     whole = k.reshape(x, (*lead, count, *rest))
     put_there = k.add(whole, taken) if accumulate else taken
     return k.reshape(k.apply("where", mask, put_there, whole), x.type.shape)
+
+
+def _put_where(k: Lowering, x: Node, first: int, mask: Node, piece: Node, accumulate: bool) -> Node:
+    """x with a piece of its rank, or a number, wherever a mask over dims from the first on holds."""
+    rest = x.type.rank - first - mask.type.rank
+    chosen = k.expand(k.reshape(mask, (*(1,) * first, *mask.type.shape, *(1,) * rest)), x.type.shape)
+    there = k.expand(k.cast(piece, x.type.dtype), x.type.shape)
+    return k.apply("where", chosen, k.add(x, there) if accumulate else there, x)
 
 
 def _of_each_row(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node | None:

@@ -23,7 +23,11 @@ def up_to_its_end(x: Tensor, ends: Tensor) -> Tensor:
     """As Wav2Vec2 and its kind hide padding."""
     mask = torch.zeros(x.shape[:2], dtype=torch.long)
     mask[torch.arange(x.shape[0]), ends - 1] = 1
-    return x.masked_fill(~mask.flip([-1]).cumsum(-1).flip([-1]).bool()[..., None], 0.5)
+    hidden = ~mask.flip([-1]).cumsum(-1).flip([-1]).bool()
+    x = x.clone()
+    x[hidden.unsqueeze(-1).repeat(1, 1, WIDTH)] = 0.5
+    x[:, :, 0][hidden] = 2.0
+    return x
 
 
 def overwritten(x: Tensor, ends: Tensor) -> Tensor:
