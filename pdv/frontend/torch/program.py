@@ -55,9 +55,10 @@ already reported.
 """
 
 
-OWN_BACKWARD = "own_backward"
-NOTES = "notes"
-"""Where the graph module of an exported program keeps the names of the functions with a backward of their own."""
+OWN_BACKWARD, NOTES = "own_backward", "notes"
+"""Where the graph module of an exported program keeps the names of the functions with a backward of their own, and what
+is to be said of it.
+"""
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
 
