@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -42,6 +44,18 @@ def pytest_collection_finish() -> None:
     """What there is by now stays: looking through it for what can go takes a tenth of the tests' time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws is the same whichever ran before it, in its process."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    for value in vars(getattr(item, "module", None) or object).values():
+        if isinstance(value, np.random.Generator):
+            value.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 @pytest.fixture(autouse=True, scope="session")

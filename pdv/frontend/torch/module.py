@@ -32,6 +32,7 @@ from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dim
 from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of, unlogged
 from pdv.frontend.torch.program import NOTES, OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.tracing.chance import Chance
 from pdv.frontend.torch.tracing.conversions import unconverted
 from pdv.frontend.torch.tracing.guards import Guards
 from pdv.frontend.torch.tracing.known_values import KnownValues
@@ -173,13 +174,16 @@ def _export(
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
         values, guards = KnownValues(module), Guards()
         known = nullcontext() if strict else _values_known(values, guards)
-        with tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), _functions_called() as called, known:
+        with (
+            tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), Chance() as chance,
+            _functions_called() as called, known,
+        ):  # fmt: skip
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
     sys.stderr.write(said.getvalue())
     _drop_rebound(program)
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
-    program.graph_module.meta[NOTES] = guards.notes()
+    program.graph_module.meta[NOTES] = (*guards.notes(), *chance.notes)
     return program
 
 
