@@ -37,6 +37,7 @@ from pdv.frontend.torch.tracing.conversions import unconverted
 from pdv.frontend.torch.tracing.guards import Guards
 from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
+from pdv.frontend.torch.tracing.solvers import solving
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
 """One tensor, the positional arguments, or the keyword arguments of a module's forward."""
@@ -255,7 +256,7 @@ class _Finite(TorchFunctionMode):
 
 @contextmanager
 def _values_known(values: KnownValues, guards: Guards) -> Iterator[None]:
-    with unconverted(), guards, values.in_forward(), _Data(), _Finite():
+    with unconverted(), solving(), guards, values.in_forward(), _Data(), _Finite():
         yield
 
 
