@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[Technique, dict[str, Any]]] = {
     "pp2 x zero-1, recomputed": (ZERO_1, {"stages": 2, "micro_batches": 4, "recompute": "full-hosted"}),
     "interleaved": (ALONE, {"stages": 2, "virtual": 2, "micro_batches": 4, "order": "interleaved"}),
 }
-SLOW = set(WAYS) - {"zero-3 x tp", "pp2 x tp2"}
+SLOW = set(WAYS) - {"pp2 x tp2"}
 MIXED = {"zero-3 x tp", "pp2 x zero-1, recomputed"}
 
 

@@ -68,7 +68,8 @@ class OfWeights(nn.Module):
         return torch.relu(F.linear(x, F.dropout(self.weight, 0.25, self.training)))
 
 
-@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.slow
 def test_what_runs_again_draws_its_masks_again(micro_batches: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     source, x = Deep(), torch.randn(4, 6, 16)

@@ -25,6 +25,7 @@ from pdv.report.loaded import load_plan, workload_of_plan
 from pdv.simulate.step import simulate
 from pdv.simulate.trace import trace
 from pdv.verification.package import verify
+from tests.distributed.harness import mark_slow
 from tests.pdv.miniatures import D, Gpt, S, V, ids, settled
 from tests.pdv.packages import Document, change_plan
 from tests.pdv.pipelined import Blocks, plan_pipeline
@@ -198,7 +199,11 @@ def test_masks_that_show_earlier_ones_alone_are_proved(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "fixed"), [("causal", ""), ("a window", AT_THIS_LENGTH), ("two and two", AT_THIS_LENGTH)]
+    ("way", "fixed"),
+    mark_slow(
+        [("causal", ""), ("a window", AT_THIS_LENGTH), ("two and two", AT_THIS_LENGTH)],
+        [("two and two", AT_THIS_LENGTH)],
+    ),
 )
 def test_a_mask_of_one_length_fixes_it(way: str, fixed: str, tmp_path: Path) -> None:
     """Four slices of 8 positions see no later ones where two and two see each other; four of 4 would."""

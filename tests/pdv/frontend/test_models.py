@@ -22,7 +22,8 @@ from .conftest import Lowered
 
 Lower = Callable[[str], Lowered]
 DISTINCT = sorted(set(MODELS) - {"bert-large"})  # which is BERT, but for its size
-LONG = {"inception-v3", "mixtral", "resnext50", "xdl"}  # their operators are those of other models, and node tests
+# Their operators are those of other models, and node tests; ResNet-50 is trained by tests on processes.
+LONG = {"inception-v3", "mixtral", "resnet50", "resnext50", "xdl"}
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in DISTINCT]
 )

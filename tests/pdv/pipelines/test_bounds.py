@@ -31,6 +31,7 @@ from pdv.problem.workload import Workload
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 from pdv.simulate.step import simulate
+from tests.distributed.harness import mark_slow
 
 MODELS = (
     "gpt:layers=4,hidden=1024,heads=8,seq=512,vocab=2048",
@@ -140,8 +141,9 @@ def _run(space: Space, candidate: Candidate, inside: Inside, mode: Mode, draw: r
     return workload(space, candidate, inside.plan, stages, mode)
 
 
-@pytest.mark.parametrize("priced", PRICES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "priced"), mark_slow(itertools.product(MODELS, PRICES), [(MODELS[1], priced) for priced in PRICES[:2]])
+)
 def test_no_plan_beats_its_cell(model: str, priced: str) -> None:
     """Nor the least of all cells; where memory is short, none that fits."""
     free, draw = bounds_of(model, priced=priced), random.Random(model + priced)
@@ -164,7 +166,7 @@ def test_no_plan_beats_its_cell(model: str, priced: str) -> None:
             assert step_s >= short._within_s(stages, mesh, micro_batches)
 
 
-@pytest.mark.parametrize("priced", PRICES)
+@pytest.mark.parametrize("priced", mark_slow(PRICES, PRICES[:2]))
 def test_no_plan_beats_its_cell_where_sends_take_long(priced: str) -> None:
     """Eager 1F1B is among them."""
     free, draw, eager = bounds_of(MODELS[0], priced=priced, cluster=apart), random.Random(priced), 0
