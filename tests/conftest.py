@@ -80,6 +80,8 @@ def composites() -> Iterator[None]:
     from torch._export.utils import _collect_all_valid_cia_ops
     from torch.export import decomp_utils, exported_program
 
+    from pdv.frontend.torch.decomposed import _KEYS, _keys_of
+
     known: dict[tuple[str, ...], Any] = {}
 
     def collect() -> Any:
@@ -92,9 +94,8 @@ def composites() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (decomp_utils, exported_program):
             patch.setattr(module, "_collect_all_valid_cia_ops", collect)
-        for name in ("_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE", "_BACKEND_KEYS_TO_OVERRIDE"):
-            keys = [key for key in getattr(exported_program, name) if key.name.endswith(("CPU", "CUDA", "Meta"))]
-            patch.setattr(exported_program, name, keys)
+        for name in _KEYS:
+            patch.setattr(exported_program, name, _keys_of({"CPU", "CUDA", "META"}, getattr(exported_program, name)))
         yield
 
 

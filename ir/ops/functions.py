@@ -76,16 +76,6 @@ def _quotient(x: Any, y: Any) -> Any:
     return np.sign(x) * np.sign(y) * (np.abs(x) // np.maximum(np.abs(y), 1))
 
 
-def _remainder(x: Any, y: Any) -> Any:
-    """Of the sign of the divisor."""
-    return np.where(y == 0, 0, np.remainder(x, np.where(y == 0, 1, y)))
-
-
-def _rest(x: Any, y: Any) -> Any:
-    """Of the sign of what is divided."""
-    return np.where(y == 0, 0, np.fmod(x, np.where(y == 0, 1, y)))
-
-
 def _divide(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     """A quotient; over floats no product with a reciprocal, which is off by a step where what is rounded next jumps."""
     if t.foreign is None:
@@ -113,6 +103,24 @@ def _both_ways(local: Local) -> float:
     return _spread(local) + local.result_bytes
 
 
+def _rest(name: str, rest: np.ufunc, rounded: np.ufunc) -> Operator:
+    """What a division leaves whose quotient is rounded so; of integers by zero, nothing."""
+    return _binary(
+        name,
+        f"torch.{name}({{0}}, {{1}})",
+        _of_two(
+            name,
+            lambda x, y: (rest(x, y), _flat(x) + 1, -rounded(x / y)),
+            lambda x, y: np.where(y == 0, 0, rest(x, np.where(y == 0, 1, y))),
+        ),
+        saved=(0, 1),
+        memory=Memory(backward=_both_ways),
+        measured_as="div",
+        takes_positive=True,
+        fold=rest,
+    )
+
+
 power = _binary(
     "power",
     "torch.pow({0}, {1})",
@@ -132,26 +140,8 @@ quotient = _binary(  # of integers, towards zero
     takes_positive=True,
     fold=_quotient,
 )
-remainder = _binary(
-    "remainder",
-    "torch.remainder({0}, {1})",
-    _of_two("remainder", lambda x, y: (np.remainder(x, y), _flat(x) + 1, -np.floor(x / y)), _remainder),
-    saved=(0, 1),
-    memory=Memory(backward=_both_ways),
-    measured_as="div",
-    takes_positive=True,
-    fold=np.remainder,
-)
-fmod = _binary(
-    "fmod",
-    "torch.fmod({0}, {1})",
-    _of_two("fmod", lambda x, y: (np.fmod(x, y), _flat(x) + 1, -np.trunc(x / y)), _rest),
-    saved=(0, 1),
-    memory=Memory(backward=_both_ways),
-    measured_as="div",
-    takes_positive=True,
-    fold=np.fmod,
-)
+remainder = _rest("remainder", np.remainder, np.floor)  # of the sign of the divisor
+fmod = _rest("fmod", np.fmod, np.trunc)  # of the sign of what is divided
 div = _binary(
     "div",
     "{0} / {1}",

@@ -175,10 +175,11 @@ def _listed_once(program: ExportedProgram) -> Iterator[None]:
     every operator and kind of device, ten thousand of them, where a program has one or two kinds: a third of a
     second, whatever it is.
     """
+    kinds = _kinds_of_devices(program)
     changed = (  # none is public, and may go
         (torch_of_export, "_materialize_cpp_cia_ops", lambda: None),
         (torch._ops, "Callable", _Callable),  # noqa: SLF001
-        *((exported_program, name, _of_its_devices(program, getattr(exported_program, name, []))) for name in _KEYS),
+        *((exported_program, name, _keys_of(kinds, getattr(exported_program, name, []))) for name in _KEYS),
     )
     before = [getattr(file, name, None) for file, name, _ in changed]
     if before[0] is not None:
@@ -192,12 +193,16 @@ def _listed_once(program: ExportedProgram) -> Iterator[None]:
             setattr(file, name, plain)
 
 
-def _of_its_devices(program: ExportedProgram, keys: Sequence[DispatchKey]) -> list[DispatchKey]:
-    """Those of the kinds of devices that the program's tensors are on, and of tensors without values."""
+def _kinds_of_devices(program: ExportedProgram) -> set[str]:
+    """Those that the program's tensors are on, and of tensors without values, as dispatch keys have them."""
     values = [node.meta.get("val") for node in program.graph.nodes]
     kinds = {value.device.type.upper() for value in tree_leaves(values) if isinstance(value, torch.Tensor)}
     kinds |= {"PRIVATEUSE1"} if torch._C._get_privateuse1_backend_name().upper() in kinds else set()  # noqa: SLF001  # has no public name
-    return [key for key in keys if key.name.removeprefix("Autograd").upper() in {*kinds, "CPU", "META"}]
+    return {*kinds, "CPU", "META"}
+
+
+def _keys_of(kinds: set[str], keys: Sequence[DispatchKey]) -> list[DispatchKey]:
+    return [key for key in keys if key.name.removeprefix("Autograd").upper() in kinds]
 
 
 def _run(program: ExportedProgram) -> ExportedProgram:
