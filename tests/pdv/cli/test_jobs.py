@@ -155,13 +155,13 @@ def test_where_plans_cannot_go(output: str, said: str, here: Path, capsys: pytes
 
 
 STUB = """#!/bin/sh
-# in the place of python: `quick` ends at once, `dead` dies, all others wait for an interrupt
+# in the place of python: `quick` ends at once, `dead` dies, all others wait for an interrupt; $5 is the job's name
 case "$*" in
 *quick*) echo '{"plan": {"of": "quick"}}' ;;
 *dead*) echo half >&2; kill -9 $$ ;;
 *deaf*) trap '' INT; echo x > "$PDV_STARTED.deaf"; while true; do sleep 0.05; done ;;
 *) trap 'echo "{\\"plan\\": {\\"of\\": \\"best so far\\"}}"; exit 10' INT
-   echo x > "$PDV_STARTED"; while true; do sleep 0.05; done ;;
+   echo x > "$PDV_STARTED.$5"; while true; do sleep 0.05; done ;;
 esac
 """
 
@@ -192,7 +192,7 @@ def test_an_interrupt_goes_to_all_and_begins_none(stub: Path) -> None:
 
     def told(outcome: Outcome) -> None:
         if outcome.job.name == "quick":
-            while not (stub / "started").exists():
+            while not (stub / "started.long").exists():  # not `late`, which begins where `quick` ended
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -226,7 +226,7 @@ def test_nothing_outlives_an_error(stub: Path) -> None:
     (stub / "started.deaf").unlink()
     with pytest.raises(OSError, match="no room"):
         Runs(stub, stub).outcomes(listed("quick", "deaf", "further"), 1, told)
-    assert not (stub / "started").exists()
+    assert not (stub / "started.further").exists()
 
 
 def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
