@@ -123,7 +123,8 @@ def _ran(words: list[str]) -> object:
     try:
         return app(args=words, prog_name="pdv", standalone_mode=False)
     except typer.TyperException as error:
-        raise UsageError(error.format_message(), mend=_usage_hint(words)) from error
+        others = _commands_with(getattr(error, "option_name", ""))
+        raise UsageError(error.format_message(), others, _usage_hint(words)) from error
     except BrokenPipeError:
         sys.stdout = None  # the reader went away; leave no complaint at exit
         return 0
@@ -137,6 +138,13 @@ def _report(error: PdvError, command: str, *, as_json: bool, debug: bool) -> int
         facts = {"report": error.report or None}
     print_error(command, error.slug, str(error), error.exit_code, as_json=as_json, facts=facts)
     return error.exit_code
+
+
+def _commands_with(option: str) -> str:
+    """Which commands have an option that one of them lacks."""
+    known = typer.main.get_command(app).commands if option else {}  # type: ignore[attr-defined]  # it is a group
+    found = [name for name, one in known.items() if any(option in param.opts for param in one.params)]
+    return f"It is an option of {', '.join(f'`pdv {name}`' for name in found)}" if found else ""
 
 
 def _usage_hint(words: list[str]) -> str:

@@ -38,6 +38,7 @@ WRONG = {
     "rules-command-missing": ["rules"],
     "seed": ["optimize", "m.onnx", "--cluster", LAPTOP, "--seed", "-1"],
     "option": ["optimize", "m.onnx", "--clster", "x"],
+    "option-of-another": ["optimize", "m.onnx", "--manual", "tp=2"],
     "argument-missing": ["optimize"],
     "cluster-missing": ["optimize", "m.onnx"],
     "batch-zero": ["optimize", "m.onnx", "--cluster", LAPTOP, "--batch", "0"],

@@ -226,6 +226,7 @@ WRONG = {
     "zero-of-operators": "forbid: [{technique: zero-3, op: linear}]",
     "mesh-zero": "mesh: {dp: 0}",
     "list": "- dp",
+    "option": "micro_batches: 4\nmesh: {dp: 2}",
     "twice": "axes: {dp: data}\naxes: {dp: data}",
 }
 
