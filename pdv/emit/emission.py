@@ -36,6 +36,7 @@ _OF_TEMPLATES = f"{__package__}.templates"  # as those in folders of theirs impo
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
     "checkpoints", "compiled", "dtensors", "exits", "launched", "meetings", "moved", "named", "states",
+    "steps",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.

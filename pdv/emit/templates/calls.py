@@ -10,16 +10,16 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .kernels.meetings import meet
+from .kernels.steps import check_steps, cut, is_same_on, watch_steps
 from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import cut_over, local_piece
@@ -27,11 +27,11 @@ from .stored import cut_over, local_piece
 if TYPE_CHECKING:
     from .runtime import ParallelModule
 
-cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BESIDE = torch.zeros((), requires_grad=True).view(())  # what ``backward`` reaches, and nobody asks for
 _DIFFER = "ranks-differ: {} should be the same on several ranks, and is not: a rank alone drew, clipped or changed it. "
+_FIRST = 8  # passes of which each is compared: loops repeat in periods, few of which a power of two is a multiple of
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -126,19 +126,21 @@ class Evaluation:
     """Of a model in evaluation: its buffers, and their values before the pass that runs.
 
     is_checked: whether it may move buffers, and whoever calls it knows that ranks were given the same; is_safe: whether
-    a pass did not move them. calls: how many there were; is_step: whether passes are of a step, which compared ranks.
+    a pass did not move them. calls: how many there were, and in training of those with inputs whose gradients are
+    asked for (asked_calls); is_step: whether passes are of a step, which compared ranks.
     """
 
     is_checked: bool = False
     is_safe: bool = False
     calls: int = 0
+    asked_calls: int = 0
     is_step: bool = False
     kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def watch_calls(model: ParallelModule) -> Evaluation:
     """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
-    _watch_steps()
+    watch_steps()
     model.register_forward_pre_hook(_before_call, with_kwargs=True)
     model.register_forward_hook(_after_call)
     if model.mesh.ranks is not None:
@@ -257,9 +259,11 @@ def _moved(model: ParallelModule, names: Sequence[str]) -> RuntimeError:
 def check_ranks(
     model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor] = (), what: str = "a forward pass"
 ) -> None:
-    """Before passes or steps 1, 2, 4, 8, … of training, and as many of evaluation: whether ranks were given the same.
+    """Before passes or steps 1 to 8, 16, 32, … of training or of evaluation: whether ranks were given the same.
 
-    In training also whether they have the same weights; behind the first, the first rank's are taken, with a warning.
+    Those with inputs through which gradients go back, as to another model, are counted by themselves, too. Before 1, 2,
+    4, 8, … of training also whether ranks have the same weights, of which behind the first the first rank's are taken,
+    with a warning, and whether their optimizers stepped alike.
 
     Raises:
         RuntimeError: if they do not.
@@ -272,11 +276,17 @@ def check_ranks(
     counts: Any = model if is_training else now
     counts.calls += 1
     count: int = counts.calls
-    if count & (count - 1) == 0:
+    is_asked = is_training and any(map(_is_asked, given))
+    now.asked_calls += is_asked
+    if count <= _FIRST or _is_power_of_two(count) or (is_asked and _is_power_of_two(now.asked_calls)):
         meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})")
         check_same(model, given, own)
-        if is_training:
+        if is_training and _is_power_of_two(count):
             _compare_weights(model, go_on=count > 1)
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0
 
 
 @torch.no_grad()
@@ -310,14 +320,6 @@ def _sums_of(given: Sequence[Any], device: torch.device) -> Tensor:
     return found
 
 
-def is_same_on(axis: Axis, found: Tensor) -> Tensor:
-    """Of each whole number, whether the ranks of an axis have the same."""
-    ends = torch.cat([found, -found])
-    dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
-    largest, least = ends.chunk(2)
-    return largest == -least
-
-
 def check_in_sync(model: ParallelModule) -> None:
     """As ``ParallelModule.check_in_sync``."""
     meet(model, "check_in_sync")
@@ -330,11 +332,13 @@ def _compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
 
     Raises:
         RuntimeError: naming those that differ, on all ranks; to ``go_on`` all take the first one's, with a warning.
+            Or if ranks that hold other parts stepped otherwise, of which no comparison of weights tells.
     """
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
     axes = model.mesh.axes
     along = [(axis, [axis not in cut_over(axes, x) for _, x in held]) for axis in axes if axis.size > 1]
+    check_steps(model.mesh.sums, [axis for axis, same in along if not all(same)], model.mesh.device)
     sums = torch.stack([checksum(local_piece(x)).to(model.mesh.device) for _, x in held])
     differ = torch.zeros_like(sums)
     for axis, same in along:
@@ -363,38 +367,3 @@ def checksum(x: Tensor) -> Tensor:
         if x.numel()
         else x.new_zeros((), dtype=torch.int64)
     )
-
-
-# ---- Optimizers of whole parameters ----
-
-_OF_MATRICES = ("Adafactor", "Muon", "Shampoo", "SOAP")
-_OF_NORMS = ("LAMB", "Lamb", "LARS", "Lars")
-
-
-@cache
-def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check_whole)
-
-
-def _check_whole(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Whether one that treats matrices, or all parameters, as wholes, by its name, has those of the source.
-
-    Raises:
-        RuntimeError: if it has others. A matrix that is turned has other updates only of Muon, by its longer side.
-    """
-    del args, kwargs
-    if (name := type(optimizer).__name__) not in (*_OF_MATRICES, *_OF_NORMS):
-        return
-    least = 0 if name in _OF_NORMS else 2  # dims of what is treated as a whole
-    for group in optimizer.param_groups:
-        by_sides = name == "Muon" and group.get("adjust_lr_fn") != "match_rms_adamw"
-        for p in group["params"]:
-            kept = getattr(p, "kept", "whole") if p.dim() >= least else "whole"
-            wanted = "!= 'whole'" if by_sides else "== 'parts'"
-            if kept == "parts" or (kept == "turned" and by_sides and p.size(0) != p.size(1)):
-                raise RuntimeError(
-                    f"whole-parameters-wanted: {name} treats a {'matrix' if least else 'parameter'} as a whole, and "
-                    f"this program keeps one of the source's {'in parts or joined' if kept == 'parts' else 'turned'}: "
-                    f"a parameter {list(p.shape)}. Give such parameters (p.kept {wanted}) to another optimizer, such "
-                    "as AdamW" + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
-                )

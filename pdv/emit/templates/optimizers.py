@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import GradientSums, Leaves
+from .kernels.steps import note_step
 from .stored import local_piece, placed_as
 
 ELEMENT_BY_ELEMENT = (
@@ -80,6 +81,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
             "unsummed-gradients: gradients of no_sync were not summed over ranks. Run the last backward pass outside "
             "of no_sync, call flush of the model, or drop them with its zero_grad."
         )
+    note_step(optimizer, all_sums)
     if not all_sums or type(optimizer) not in ELEMENT_BY_ELEMENT or optimizer.defaults.get("differentiable"):
         return None
     if known is None:

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from .calls import check_divisible, check_ranks, checksum, cut, is_same_on
+from .calls import check_divisible, check_ranks, checksum
 from .gradients import Leaves
 from .kernels.dtensors import mend_distributed_tensors
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
 from .kernels.meetings import meet
 from .kernels.states import check_loaded_states, check_pieces
+from .kernels.steps import cut, is_same_on
 from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
 from .optimizers import look_at_steps
 from .parallel import Axis, combine, partition

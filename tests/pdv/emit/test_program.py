@@ -53,7 +53,7 @@ def test_two_emissions_are_byte_identical(tmp_path: Path) -> None:
     assert files == [
         "__init__.py", "accumulate.py", "calls.py", "checkpoints.py", "compiled.py", "dtensors.py", "exits.py",
         "gradients.py", "launched.py", "losses.py", "meetings.py", "model.py", "moved.py", "named.py", "optimizers.py",
-        "parallel.py", "plan.json", "rounding.py", "runtime.py", "states.py", "stored.py", "training.py",
+        "parallel.py", "plan.json", "rounding.py", "runtime.py", "states.py", "steps.py", "stored.py", "training.py",
         "weights.safetensors",
     ]  # fmt: skip
     for name in files:

@@ -1,0 +1,132 @@
+"""Ranks that each hold another part of parameters step alike, and are given the same in passes of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, optim
+from torch import distributed as dist
+from torch.nn import functional as F  # noqa: N812
+
+from tests.distributed.emitted.test_loop import CLASSES, WIDTH, Classifier, batch, classifier, pair
+from tests.distributed.harness import run_ranks
+
+pytestmark = pytest.mark.distributed
+DATA = {"dp": 2, "tp": 1}
+
+
+def _refuse(said: str, act: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        act()
+
+
+def _steps(model: Classifier, optimizer: optim.Optimizer, count: int, *, skips: bool = False) -> None:
+    """Passes and steps; where it ``skips``, rank 1 leaves the last step out."""
+    for step in range(count):
+        model.train_step(*batch(step), pair)
+        if not (skips and step == count - 1 and dist.get_rank() == 1):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def skipped(path: Path) -> None:
+    """A rank alone leaves a step out, which no weight that both hold would tell: they are frozen."""
+    model = classifier(path, DATA)
+    for parameter in (model.up, model.down, model.bias):
+        parameter.requires_grad_(requires_grad=False)
+    _steps(model, optim.AdamW(model.parameters()), 3, skips=True)
+    _refuse("steps-apart: .* along dp", lambda: _steps(model, optim.AdamW(model.parameters()), 1))
+    _refuse("steps-apart", model.check_in_sync)
+
+
+def scheduled(path: Path) -> None:
+    """Each rank's learning rate follows the loss of its own rows, in a number or a tensor of one."""
+    for rate in (0.1, torch.tensor(0.1)):
+        model = classifier(path, DATA)
+        optimizer = optim.AdamW(model.parameters(), rate, foreach=False)
+        schedule = optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        model.own_loss = "mean"
+        for loss in (1.0, 2.0):  # of rank 0; that of rank 1 falls
+            F.mse_loss(model(batch()[0]), torch.zeros(4, CLASSES, dtype=torch.float64)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step(loss if dist.get_rank() == 0 else -loss)
+        _steps(model, optimizer, 1)
+        _refuse("steps-apart", lambda model=model, optimizer=optimizer: _steps(model, optimizer, 1))
+
+
+def alike(path: Path) -> None:
+    """Groups, warm-up, steps left out and two optimizers, on all ranks the same, are compared and found so."""
+    model = classifier(path, DATA)
+    parts = [[model.cut, model.bias], [model.up]]
+    both = optim.AdamW([{"params": part, "lr": lr} for part, lr in zip(parts, (0.1, 0.2), strict=True)])
+    other = optim.SGD([model.down], 0.1, momentum=0.9)
+    schedule = optim.lr_scheduler.LambdaLR(both, lambda step: 0.9**step)
+    for step in range(5):
+        model.train_step(*batch(step), pair)
+        both.step()
+        if step % 2:
+            other.step()
+        model.zero_grad()
+        schedule.step()
+    model.check_in_sync()
+
+
+def searched(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """Weights behind steps of LBFGS with a line search, by the loss of the whole batch."""
+    model = classifier(path, sizes)
+    optimizer = optim.LBFGS(model.parameters(), 0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        return model.train_step(*batch(), pair)
+
+    def own() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch()[0]), model.shard_batch(batch()[1]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    weights = model.full_state_dict()
+    if model.dp.size > 1:
+        model.own_loss = "mean"
+        _refuse("other-losses: LBFGS decides by .* along dp", lambda: optimizer.step(own))
+        _refuse("other-losses", lambda: optimizer.step(closure=own))
+    return weights
+
+
+def late(path: Path) -> None:
+    """Rows of one rank in each third pass, and behind many passes in the first that has gradients of its input."""
+    model, rank = classifier(path, DATA), dist.get_rank()
+    for step in range(2):
+        model.train_step(*batch(step), pair)
+    _refuse("other-rows", lambda: model.train_step(*batch(2 + rank), pair))
+    model.zero_grad()
+    model = classifier(path, DATA)
+    for step in range(10):
+        model.train_step(*batch(step), pair)
+    made = batch(10 + rank)[0].requires_grad_()
+    _refuse("other-rows", lambda: model(made))
+
+
+def run_all(path: Path) -> dict[str, Tensor]:
+    for each in (skipped, scheduled, alike, late):
+        each(path)
+    return searched(path, DATA)
+
+
+def test_ranks_step_alike_or_learn_that_they_did_not(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
+    values = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    wanted = searched(tmp_path / "weights", {"dp": 1, "tp": 1})
+    for weights in run_ranks(run_all, 2, tmp_path / "weights"):
+        for name, weight in wanted.items():
+            torch.testing.assert_close(weights[name], weight, rtol=1e-6, atol=1e-6, msg=name)
