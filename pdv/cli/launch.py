@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -50,8 +52,7 @@ def launch(
             raise UsageError("--run starts torchrun on this host", mend="Leave --for and --json out")
         host = _own_place(len(found.processes), node_rank, named=bool(names))
         words = [sys.executable, "-m", "torch.distributed.run", *found.arguments(host)]
-        done = subprocess.run(words, check=False, env=own_environment(found))  # noqa: S603  # the user's own script
-        raise typer.Exit(done.returncode)
+        raise typer.Exit(_run(words, own_environment(found)))
     text = {"torchrun": found.torchrun, "slurm": found.slurm, "kubernetes": found.kubernetes}[way]()
     if as_json:
         commands = [["torchrun", *found.arguments(host)] for host in range(len(found.processes))]
@@ -59,6 +60,31 @@ def launch(
         print_json("launch", processes=list(found.processes), commands=commands, environment=environment, text=text)
     else:
         print(text)
+
+
+def _run(words: list[str], environment: Mapping[str, str]) -> int:
+    """The exit code of a program that is ended when this one is: torchrun's processes would train on without it."""
+    with subprocess.Popen(words, env=environment) as program:  # noqa: S603  # the user's own script
+
+        def hand_on(number: int, _: object) -> None:
+            if number != signal.SIGINT or not _is_on_terminal():
+                program.send_signal(number)
+
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return program.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _is_on_terminal() -> bool:
+    """Whether what is typed there (Ctrl-C) is told to all programs that this one has started, too, by the terminal."""
+    try:
+        with Path("/dev/tty").open() as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _own_place(count: int, node_rank: int | None, *, named: bool) -> int:

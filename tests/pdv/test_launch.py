@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,3 +153,28 @@ def test_what_it_runs_has_the_ranks_and_passes_its_code_on(
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["2!", "2!"]
     Path("train.py").write_text("raise SystemExit(3)\n")
     assert cli.run(["launch", "--run", "gpt_2_pdv", "train.py"]) == 1  # torchrun's, where a process failed
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_it_runs_ends_with_it(
+    number: signal.Signals, package: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(CPU)
+    Path("train.py").write_text(
+        "import os, pathlib, time\nout = pathlib.Path(os.environ['RANK'])\nout.write_text(str(os.getpid()))\n"
+        "out.rename(out.name + '.pid')\ntime.sleep(120)\n"
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    words = [sys.executable, "-m", "pdv", "launch", "--run", "gpt_2_pdv", "train.py"]
+    places = [tmp_path / f"{rank}.pid" for rank in (0, 1)]
+    # in a session of its own, away from a terminal, and told alone
+    with subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+        while not all(place.exists() for place in places):
+            assert started.poll() is None
+            time.sleep(0.1)
+        started.send_signal(number)
+        assert started.wait(60) != 0
+    for place in places:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(place.read_text()), 0)
