@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.doubts import EXPORT, OURS, module_path, some_of
+from pdv.frontend.onnx.origins.equal import equal_pairs, maybe_several, part_named, says_merged, trained_apart
+from pdv.frontend.onnx.origins.kinds import kind_by_use
 from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, part_unsaid, say_parted
@@ -30,13 +30,11 @@ from pdv.frontend.onnx.origins.signature import (
     turned,
     zeros,
 )
-from pdv.frontend.onnx.origins.undone import CHANCE, is_chance
 from pdv.frontend.onnx.origins.unnamed import is_of_torch, may_be_another, of_unknown_origin, was_constant
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 ANONYMOUS = ("onnx::", "val_", "/")  # what exporters call tensors that they computed
-_SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
 _LEAST = 64  # elements of a tensor, below which all of them tell whether its values are chance
 _FLOATS = {onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16}
 
@@ -75,6 +73,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
     """
     found = Mended()
     if not is_of_torch(model):
+        found.doubts += trained_apart(_trained(model), of_torch=False)
         return found
     own = {*model.graph.initializers}
     _put_back(model, found)
@@ -97,8 +96,10 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         _recover(model.graph, signature, found)
     else:
         _separate(model.graph, found)
-    _tie(model.graph, found)
+    _tie(model.graph, found, told=signature is not None)
     if signature is None:
+        stay = _trained(model)
+        found.doubts += [*trained_apart(stay, of_torch=True), *maybe_several(model.graph, stay)]
         found.untold |= {name: what for name, what in of_unknown_origin(model.graph).items() if name in own}
     _rename(model.graph, signature, found)
     if signature is not None:
@@ -249,18 +250,25 @@ def _stored(graph: onnx_ir.Graph) -> list[onnx_ir.Value]:
     ]
 
 
+def _trained(model: onnx_ir.Model) -> list[onnx_ir.Value]:
+    """What of a file that does not say so itself is a parameter."""
+    producer, stored = model.producer_name or "", _stored(model.graph)
+    return [value for value in stored if value.uses() and kind_by_use(value, producer)[0] == "PARAMETER"]
+
+
 def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
     """torch.onnx.export makes one tensor of all that start out equal, say every bias of zeros."""
+    says = says_merged(graph)
     for value in _stored(graph):
         users = list(value.uses())
-        if len(users) < 2 or len(_names_of_uses(users)) < 2:
+        if len(users) < 2 or len(_names_of_uses(users, says)) < 2:
             continue
         array = _array(value)
         first = array.reshape(-1)[:_LEAST]
         if not (first == first[0]).all() or not (array == first[0]).all():
             continue
         names = []
-        for name, uses in list(_names_of_uses(users).items())[1:]:
+        for name, uses in list(_names_of_uses(users, says).items())[1:]:
             own = _own_name(graph, name, value.name or "")
             each = onnx_ir.Value(name=own, shape=value.shape, type=value.type, const_value=value.const_value)
             graph.register_initializer(each)
@@ -272,6 +280,9 @@ def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
             found.merged[own] = value.name or ""
             names.append(own)
         found.notes.append(_say_merged(value.name or "", array, names))
+    for name, names in part_named(graph).items():
+        found.merged |= dict.fromkeys(names, name)
+        found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
 
 
 def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
@@ -282,15 +293,18 @@ def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
     )
 
 
-def _names_of_uses(users: Sequence[Any]) -> dict[str, list[tuple[onnx_ir.Node, int]]]:
-    """Uses by the module that they are of, as far as the file says: uses of one module are of one parameter."""
+def _names_of_uses(users: Sequence[Any], says: bool) -> dict[str, list[tuple[onnx_ir.Node, int]]]:
+    """Uses by the module that they are of, as far as the file says: uses of one module are of one parameter.
+
+    says: an Identity stands where another parameter was, as the older exporter leaves it.
+    """
     found: dict[str, list[tuple[onnx_ir.Node, int]]] = {}
     for use in users:
         node = use.node
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
             name = node.outputs[0].name or ""
         else:
-            name = module_path(node) or f"{node.outputs[0].name}.{use.idx}"
+            name = "" if says else module_path(node) or f"{node.outputs[0].name}.{use.idx}"
         found.setdefault(name, []).append((node, use.idx))
     first = [name for name, uses in found.items() if all(node.op_type != "Identity" for node, _ in uses)]
     return {name: found[name] for name in [*first, *(name for name in found if name not in first)]}
@@ -304,61 +318,25 @@ def _own_name(graph: onnx_ir.Graph, module: str, merged: str) -> str:
     return next(name for name in names if name not in graph.initializers)
 
 
-def _tie(graph: onnx_ir.Graph, found: Mended) -> None:
-    """A tied or turned weight is written down once for each way in which it is read."""
-    groups: dict[tuple[Any, ...], list[onnx_ir.Value]] = {}
-    for value in _stored(graph):
-        tensor = value.const_value
-        assert tensor is not None, value
-        if tensor.size >= CHANCE:
-            groups.setdefault((tensor.dtype, *sorted(tensor.shape.numpy())), []).append(value)
-    for values in groups.values():
-        if len(values) < 2:
-            continue
-        kept: dict[bytes, list[onnx_ir.Value]] = {}
-        for value in sorted(values, key=lambda each: (each.name or "").startswith(ANONYMOUS)):
-            same = kept.setdefault(_diagonal(_array(value)), [])
-            for other in same:
-                perm = _order(_array(other), _array(value))
-                if perm is None or not (_is_anonymous(value) or _is_anonymous(other)):
-                    continue  # under two names of the module they are two parameters, which are equal at the start
-                if may_be_another(value, other):
-                    found.absent.append(f"whether {other.name} and {value.name}, which are equal, are one")
-                _replace(graph, value, other, perm, found)
-                break
-            else:
-                same.append(value)
+def _tie(graph: onnx_ir.Graph, found: Mended, *, told: bool) -> None:
+    """A tied or turned weight is written down once for each way in which it is read.
+
+    told: the file says which parameters there are.
+    """
+    tied: set[onnx_ir.Value] = set()
+    for kept, value, perm in equal_pairs(sorted(_stored(graph), key=_is_anonymous)):
+        if not (_is_anonymous(value) or _is_anonymous(kept)) or tied & {kept, value}:
+            continue  # under two names of the module they are two parameters, which are equal at the start
+        if not told and may_be_another(value, kept):
+            found.absent.append(f"whether {kept.name} and {value.name}, which are equal, are one")
+        _replace(graph, value, kept, perm, found)
+        tied.add(value)
 
 
 def _array(value: onnx_ir.Value) -> Array:
     assert value.const_value is not None, value
     array: Array = value.const_value.numpy()
     return array
-
-
-def _is_chance(array: Array) -> bool:
-    """Whether values are so many that two tensors have the same by no chance: not a ramp for each layer."""
-    if array.size < _LEAST:
-        return is_chance(array)
-    flat = array.reshape(-1)
-    sample = flat[:: max(flat.size // _SAMPLE, 1)]
-    return len(np.unique(sample)) > len(sample) // 4
-
-
-def _diagonal(array: Array) -> bytes:
-    """Elements whose places are the same in every order of the dims."""
-    ends = [array[(i,) * array.ndim] for i in range(min(*array.shape, 8))]
-    return np.asarray([*ends, array[(-1,) * array.ndim] if len(set(array.shape)) == 1 else 0]).tobytes()
-
-
-def _order(kept: Array, copy: Array) -> tuple[int, ...] | None:
-    """The order of the dims of ``kept`` in which it is the copy; None where values are no chance, or differ."""
-    if not _is_chance(copy):
-        return None
-    for perm in permutations(range(kept.ndim)):
-        if tuple(kept.shape[dim] for dim in perm) == copy.shape and np.array_equal(kept.transpose(perm), copy):
-            return perm
-    return None
 
 
 def _replace(

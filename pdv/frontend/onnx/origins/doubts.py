@@ -13,7 +13,7 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.kinds import is_exponent, kind_by_use, levels
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, SIGNATURE, is_drawn
-from pdv.frontend.onnx.origins.unnamed import TORCH, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_of_operator, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
@@ -35,9 +35,15 @@ def folded_norms(model: onnx_ir.Model) -> list[str]:
             "batchnorm" in each.lower() for each in names_under(node, CLASSES)[-2:-1]
         ):
             folded.append(module_path(node))
-        elif computed:
+        elif computed or _has_bias_of_norm(node):
             folded.append(node.name or "Conv")
     return folded
+
+
+def _has_bias_of_norm(node: onnx_ir.Node) -> bool:
+    """Whether a convolution has the bias that the newer exporter makes of a batch norm, by its name."""
+    names = [(value.name or "") if value is not None else "" for value in node.inputs]
+    return node.op_type in _CONVOLUTIONS and len(names) > 2 and names[1] != "" and names[2] == f"{names[1]}_bias"
 
 
 def untrained(model: onnx_ir.Model) -> dict[str, Any]:  # Any: as ``dataclasses.replace`` takes fields of a program
@@ -118,13 +124,15 @@ def _masks(model: onnx_ir.Model) -> list[str]:
 
 def _numbers(model: onnx_ir.Model) -> list[str]:
     """Stored floats of no dims, of which nothing says what they are; of torch those that a tool computed."""
+    if SIGNATURE in model.graph.metadata_props:
+        return []
     found, of_torch = model.graph.initializers.items(), model.producer_name == TORCH
     return [
         name
         for name, value in found
         if value.uses()
         and not was_constant(name)
-        and (not of_torch or name.startswith("/"))
+        and (not of_torch or name.startswith(("/", "val_")) or is_of_operator(name))
         and not value.metadata_props
         and value.const_value is not None
         and value.const_value.dtype.is_floating_point()

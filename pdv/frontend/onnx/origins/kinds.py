@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_of_operator, was_constant
 
 _STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
 _SCALES = (1, 4, 6)
@@ -32,7 +32,8 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     name, tensor = value.name or "", value.const_value
     if _is_read_as(value, _STATISTICS):
         return "BUFFER", True
-    is_number = tensor is not None and not tensor.shape.rank() and (producer != TORCH or is_computed(name))
+    unnamed = producer != TORCH or is_computed(name) or is_of_operator(name)
+    is_number = unnamed and tensor is not None and not tensor.shape.rank()
     known = is_number or was_constant(name) or _is_read_as(value, _TABLES) or is_exponent(value, producer)
     known = known or any(level <= _HIDES for level in levels(value))
     return ("BUFFER" if known else "PARAMETER"), False

@@ -114,7 +114,9 @@ def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, t
     for role in list(signature.roles(graph)):
         value = role.node.inputs[role.place] if role.place < len(role.node.inputs) else None
         origins = (origins_of(value) or set()) & signature.targets if value is not None else set()
-        if value is None or not origins or value.name in signature.targets or role.parameter in graph.initializers:
+        if value is None or value.const_value is None:
+            continue  # computed by a node, if a constant
+        if not origins or value.name in signature.targets or role.parameter in graph.initializers:
             continue
         array = _array(value)
         alike = bool((array == array.reshape(-1)[0]).all())

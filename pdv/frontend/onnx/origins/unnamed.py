@@ -1,5 +1,5 @@
-"""Stored tensors of files of torch's older exporter that are none of the module's, and of which the file does not say
-of what they were made.
+"""Stored tensors of files of torch's exporters that are none of the module's, and of which the file does not say of
+what they were made.
 
 The exporter folds what depends on stored tensors alone, and calls the result ``onnx::Add_36``: rows of a table of
 positions, be it a parameter or a buffer, a table of biases looked up by known places. At the place of a weight it is
@@ -8,7 +8,12 @@ modules are one weight, or those of layers that were copied from one another. To
 optimizer, onnxsim, onnxslim) fold more, by the names that the file has for values, ``/attn/Slice_1_output_0``, and
 store its constants beside its parameters, ``/norm/Constant_1_output_0``: exponents, epsilons, masks.
 
-Entry points: ``is_of_torch``, ``is_computed``, ``was_constant``, ``of_unknown_origin``, ``may_be_another``.
+The newer exporter calls values, folded ones too, ``val_12`` or after torch's operator, ``expand_1``, and says in the
+file's metadata what they are of. Tools that leave metadata out (onnx's version converter, ONNX Runtime's optimizer)
+leave files of which no more is known than of the older one's.
+
+Entry points: ``is_of_torch``, ``is_computed``, ``is_of_operator``, ``was_constant``, ``of_unknown_origin``,
+``may_be_another``.
 """
 
 from __future__ import annotations
@@ -18,9 +23,21 @@ from collections.abc import Mapping
 
 import onnx_ir
 
+from pdv.frontend.onnx.origins.signature import NUMBER, SIGNATURE
+
 TORCH = "pytorch"  # the producer of its files
 _NAME = "onnx::"
 _VALUE = "/"  # what names of values begin with: the path of the module that computes them
+_NEWER = re.compile(r"^val_\d+$")  # a value of the newer exporter's graph that is none of torch's
+_OPERATORS = {
+    "add", "alias", "arange", "bmm", "cat", "clone", "contiguous", "copy", "cos", "cumsum", "detach", "div", "einsum",
+    "embedding", "exp", "expand", "flatten", "full", "full_like", "lift_fresh_copy", "log", "masked_fill", "matmul",
+    "mul", "neg", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "pow", "reciprocal", "repeat",
+    "reshape", "rsqrt", "rsub", "scalar_tensor", "select", "sigmoid", "sin", "slice", "softmax", "sqrt", "squeeze",
+    "stack", "sub", "t", "tanh", "to", "transpose", "tril", "triu", "unsqueeze", "view", "where", "zeros", "zeros_like",
+    "_to_copy", "_unsafe_view",
+}  # fmt: skip
+"""Operators of torch by which constants are made and weights moved; no parameter of a module itself is called so."""
 _CONSTANT = re.compile(r"^/(.*/)?Constant(_\d+)?_output_\d+$|^ortshared_")  # by the exporter; by ONNX Runtime
 _GATES = (1, 2, 3)
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
@@ -31,14 +48,21 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
 
 
 def is_of_torch(model: onnx_ir.Model) -> bool:
-    """Whether torch's exporter wrote a file, be it that another tool signed it since."""
+    """Whether one of torch's exporters wrote a file, be it that another tool signed it since."""
+    if model.producer_name == TORCH or SIGNATURE in model.graph.metadata_props:
+        return True
     names = (name for node in model.graph for name in ((value.name or "") for value in node.outputs))
-    return model.producer_name == TORCH or any(is_computed(name) for name in (*model.graph.initializers, *names))
+    return any(is_computed(name) for name in (*model.graph.initializers, *names))
 
 
 def is_computed(name: str) -> bool:
-    """Whether a name is of a value of the older exporter's graph; no parameter of a module has such a name."""
-    return name.startswith((_NAME, _VALUE))
+    """Whether a name is of a value of an exporter's graph; no parameter of a module has such a name."""
+    return name.startswith((_NAME, _VALUE)) or _NEWER.match(name) is not None
+
+
+def is_of_operator(name: str) -> bool:
+    """Whether a name is what the newer exporter calls a value: by the operator of torch that computes it."""
+    return NUMBER.sub("", name).removesuffix("_default") in _OPERATORS
 
 
 def was_constant(name: str) -> bool:
@@ -48,19 +72,19 @@ def was_constant(name: str) -> bool:
 
 def of_unknown_origin(graph: onnx_ir.Graph) -> dict[str, str]:
     """The tensors of which something is not known, and what, in words."""
-    norms = {_module(node) for node in graph if node.op_type == "InstanceNormalization"}
+    norms = {module_of(node) for node in graph if node.op_type == "InstanceNormalization"}
     found = {}
     for name, value in sorted(graph.initializers.items()):
         tensor, uses = value.const_value, list(value.uses())
-        if not uses or not is_computed(name) or was_constant(name):
+        if not uses or not (is_computed(name) or is_of_operator(name)) or was_constant(name):
             continue
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
-        readers = {_module(use.node) for use in uses}
-        moved = all(use.idx in _WEIGHTS.get(use.node.op_type, ()) or _module(use.node) in norms for use in uses)
+        readers = {module_of(use.node) for use in uses}
+        moved = all(use.idx in _WEIGHTS.get(use.node.op_type, ()) or module_of(use.node) in norms for use in uses)
         if tensor.shape.rank() and not moved:
             found[name] = f"what {name} was made of"
-        elif len(readers) > 1 and name.startswith(_NAME):
+        elif len(readers) > 1 and not name.startswith(_VALUE):
             found[name] = f"whether {name} of {' and '.join(sorted(readers))} is one"
     return found
 
@@ -69,10 +93,11 @@ def may_be_another(value: onnx_ir.Value, other: onnx_ir.Value) -> bool:
     """Whether two equal tensors, moved alike for two modules, may be of two parameters that start out equal."""
     if not all(is_computed(each.name or "") for each in (value, other)):
         return False
-    modules = [{_module(use.node) for use in each.uses()} for each in (value, other)]
+    modules = [{module_of(use.node) for use in each.uses()} for each in (value, other)]
     return not modules[0] & modules[1]
 
 
-def _module(node: onnx_ir.Node) -> str:
-    """The path of the module that a node is of; of a norm over groups scale and shift, too."""
-    return (node.name or "").rpartition("/")[0]
+def module_of(node: onnx_ir.Node) -> str:
+    """The path of the module that a node is of, of a norm over groups scale and shift, too; else the node's name."""
+    path, slash, last = (node.name or "").rpartition("/")
+    return path if slash else last

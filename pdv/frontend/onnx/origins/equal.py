@@ -1,0 +1,144 @@
+"""Equal stored tensors of files that do not say of which parameters they are: merged ones, tied ones, copies.
+
+torch's exporters write one tensor for all that start out equal. The older one leaves an ``Identity`` by the name of
+each other one, where parameters that are one have one name; tools that go over a file take it away. Entry points:
+``says_merged``, ``part_named``, ``equal_pairs``, ``trained_apart``, ``maybe_several``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+import numpy as np
+import onnx_ir
+
+from pdv.frontend.onnx.origins.undone import CHANCE, is_chance
+from pdv.frontend.onnx.origins.unnamed import is_computed, module_of
+from pdv.passes.fold_constants import Array
+
+_SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
+_LEAST = 64  # elements of a tensor, below which all of them tell whether its values are chance
+_MOST_SAID = 3
+
+Pair = tuple[onnx_ir.Value, onnx_ir.Value, tuple[int, ...]]
+"""Two equal tensors, and the order of the dims of the first in which it is the second."""
+
+
+def says_merged(graph: onnx_ir.Graph) -> bool:
+    """Whether a file has what the older exporter leaves of parameters that it merged."""
+    return any(
+        node.op_type == "Identity"
+        and node.domain == ""
+        and any(x is not None and x.is_initializer() for x in node.inputs)
+        for node in graph
+    )
+
+
+def part_named(graph: onnx_ir.Graph) -> dict[str, list[str]]:
+    """Stored tensor -> the parameters that were merged into it and are their own now, by the names that the older
+    exporter left of them; changes the graph.
+    """
+    found: dict[str, list[str]] = {}
+    for value in list(graph.initializers.values()):
+        for use in list(value.uses()):
+            node, name = use.node, use.node.outputs[0].name or ""
+            if node.op_type != "Identity" or node.domain != "" or not name or is_computed(name):
+                continue
+            said = node.outputs[0].uses() and not node.outputs[0].is_graph_output() and name not in graph.initializers
+            if not said or value.dtype is None or not value.dtype.is_floating_point():
+                continue
+            own = onnx_ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], own)
+            graph.remove(node, safe=True)
+            graph.register_initializer(own)
+            found.setdefault(value.name or "", []).append(name)
+    return {name: sorted(names) for name, names in found.items()}
+
+
+def equal_pairs(values: Sequence[onnx_ir.Value]) -> Iterator[Pair]:
+    """Tensors that have the same values by no chance, the first of each pair being the earlier one."""
+    groups: dict[tuple[object, ...], list[onnx_ir.Value]] = {}
+    for value in values:
+        tensor = value.const_value
+        if tensor is not None and tensor.size >= CHANCE:
+            groups.setdefault((tensor.dtype, *sorted(tensor.shape.numpy())), []).append(value)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        before: dict[bytes, list[onnx_ir.Value]] = {}
+        for value in group:
+            array = _array(value)
+            same = before.setdefault(_diagonal(array), [])
+            for other in same:
+                perm = _order(_array(other), array)
+                if perm is not None:
+                    yield other, value, perm
+            same.append(value)
+
+
+def trained_apart(values: Sequence[onnx_ir.Value], *, of_torch: bool) -> Iterator[str]:
+    """Equal tensors that are parameters of their own, in words; of torch's, whose names tell, those that are turned."""
+    found = [(a, b) for a, b, perm in equal_pairs(values) if not of_torch or perm != tuple(range(len(perm)))]
+    for one, other in found[:_MOST_SAID]:
+        yield (
+            f"{one.name} and {other.name} hold the same values{_more(found)}, and are trained apart: "
+            "a weight that is tied is stored once"
+        )
+
+
+def maybe_several(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value]) -> Iterator[str]:
+    """Tensors that the same operator reads for several modules, of which the file does not say whether they were
+    parameters of their own that started out equal, in words.
+    """
+    if says_merged(graph):
+        return
+    found = []
+    for value in values:
+        readers: dict[tuple[str, int], set[str]] = {}
+        for use in value.uses():
+            readers.setdefault((use.node.op_type, use.idx), set()).add(module_of(use.node))
+        if any(len(modules) > 1 for modules in readers.values()):
+            found.append(value.name or "")
+    if found:
+        names = ", ".join(found[:_MOST_SAID]) + (", …" if len(found) > _MOST_SAID else "")
+        yield (
+            f"{names} are read in several places, and each is one parameter here: the exporter also merges parameters "
+            "that start out equal, and the file does not say which it did. Export with torch.onnx.export(..., "
+            "dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx, if they are to be trained apart"
+        )
+
+
+def _more(found: Sequence[object]) -> str:
+    return f" (one of {len(found)} pairs)" if len(found) > _MOST_SAID else ""
+
+
+def _is_chance(array: Array) -> bool:
+    """Whether values are so many that two tensors have the same by no chance: not a ramp for each layer."""
+    if array.size < _LEAST:
+        return is_chance(array)
+    flat = array.reshape(-1)
+    sample = flat[:: max(flat.size // _SAMPLE, 1)]
+    return len(np.unique(sample)) > len(sample) // 4
+
+
+def _diagonal(array: Array) -> bytes:
+    """Elements whose places are the same in every order of the dims."""
+    ends = [array[(i,) * array.ndim] for i in range(min(*array.shape, 8))]
+    return np.asarray([*ends, array[(-1,) * array.ndim] if len(set(array.shape)) == 1 else 0]).tobytes()
+
+
+def _order(kept: Array, copy: Array) -> tuple[int, ...] | None:
+    """The order of the dims of ``kept`` in which it is the copy; None where values are no chance, or differ."""
+    if not _is_chance(copy):
+        return None
+    for perm in permutations(range(kept.ndim)):
+        if tuple(kept.shape[dim] for dim in perm) == copy.shape and np.array_equal(kept.transpose(perm), copy):
+            return perm
+    return None
+
+
+def _array(value: onnx_ir.Value) -> Array:
+    assert value.const_value is not None, value
+    array: Array = value.const_value.numpy()
+    return array

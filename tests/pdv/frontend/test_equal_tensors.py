@@ -1,0 +1,152 @@
+"""Files of torch's exporters of modules whose parameters start out equal, and files whose metadata a tool left out."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from ir.errors import ModelError
+from ir.views import trained_sources_of
+from pdv.frontend.load import load_program
+from pdv.frontend.program import Program
+from pdv.planning.model import check_trained
+
+
+class Layers(nn.Module):
+    """Convolutions that are copies of one another, or the same one."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        layer, gate = nn.Conv1d(6, 6, 3, padding=1), nn.Parameter(torch.full((1,), 0.7))
+        layers = [layer] * 3 if shared else [copy.deepcopy(layer) for _ in range(3)]
+        self.layers, self.gates = nn.ModuleList(layers), nn.ParameterList([gate, nn.Parameter(gate.detach().clone())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x * self.gates[0] + layer(x).tanh() * self.gates[1]
+        return x
+
+
+class Scaled(nn.Module):
+    """Two layers, and a number of the code that no parameter is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down((self.up(x) / 8**0.5).tanh())
+        return y.masked_fill(x == 0, -1e9)
+
+
+class Normed(nn.Module):
+    """A convolution with its norm, and two layers of which one is a copy of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(6, 6, 3, padding=1, bias=False), nn.BatchNorm1d(6)
+        nn.init.normal_(self.norm.bias)
+        self.first = nn.Linear(8, 8)
+        self.second = copy.deepcopy(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(self.norm(self.conv(x))).tanh())
+        return y
+
+
+def exported(path: Path, module: nn.Module, shape: Sequence[int], *, dynamo: bool) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(), (torch.randn(*shape),), path, input_names=["x"], dynamo=dynamo, external_data=False,
+            opset_version=20 if dynamo else 17,
+        )  # fmt: skip
+    return path
+
+
+def changed(path: Path, *, nodes: bool, producer: str = "pytorch") -> Path:
+    """The same without the metadata of stored tensors, and of nodes and the graph, as tools write it."""
+    model = onnx.load(path)
+    model.producer_name = producer
+    for value in (*model.graph.initializer, *([model.graph, *model.graph.node] if nodes else [])):
+        del value.metadata_props[:]
+    other = path.with_name("changed.onnx")
+    onnx.save(model, other)
+    return other
+
+
+def trained(program: Program) -> set[str]:
+    return set(trained_sources_of(program.graph))
+
+
+def names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_parameters()}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_copies_of_a_layer_are_trained_apart_and_a_shared_one_as_one(shared: bool, tmp_path: Path) -> None:
+    module = Layers(shared=shared)
+    program = load_program(exported(tmp_path / "m.onnx", module, (2, 6, 9), dynamo=False))
+    assert trained(program) == names(module)
+
+
+def test_what_is_read_in_several_places_is_said_where_a_tool_took_away_what_it_was(tmp_path: Path) -> None:
+    path = changed(exported(tmp_path / "m.onnx", Layers(shared=False), (2, 6, 9), dynamo=True), nodes=True)
+    assert any("layers.0.weight" in each and "read in several places" in each for each in load_program(path).doubts)
+
+
+def test_weights_are_trained_where_a_tool_signed_the_file(tmp_path: Path) -> None:
+    path = exported(tmp_path / "m.onnx", Scaled(), (2, 5, 8), dynamo=True)
+    program = load_program(changed(path, nodes=False, producer="onnxruntime.transformers"))
+    assert trained(program) == names(Scaled())
+    check_trained(program)
+
+
+def test_numbers_of_the_code_are_no_parameters_without_metadata(tmp_path: Path) -> None:
+    path = changed(exported(tmp_path / "m.onnx", Scaled(), (2, 5, 8), dynamo=True), nodes=True)
+    program = load_program(path)
+    shapes = {node.attr("source"): node.type.shape for node in program.graph.params if node.attr("trainable")}
+    assert sorted(shapes.values()) == [(8,), (8, 16), (16,), (16, 8)]
+    check_trained(program)
+
+
+def test_what_the_newer_exporter_merged_or_folded_is_refused_without_metadata(tmp_path: Path) -> None:
+    path = changed(exported(tmp_path / "m.onnx", Normed(), (2, 6, 8), dynamo=True), nodes=True)
+    program = load_program(path)
+    assert len(program.folded) == 1
+    assert any(what.startswith("whether val_") for what in program.untold.values())
+    with pytest.raises(ModelError, match="1 batch norms were folded"):
+        check_trained(program)
+
+
+def test_weights_that_became_constants_are_refused_by_their_names(tmp_path: Path) -> None:
+    model = onnx.load(exported(tmp_path / "m.onnx", Scaled(), (2, 5, 8), dynamo=True))
+    for tensor in model.graph.initializer:
+        model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+    del model.graph.initializer[:]
+    onnx.save(model, tmp_path / "constants.onnx")
+    with pytest.raises(ModelError, match=r"not in the file .*down\.weight"):
+        check_trained(load_program(tmp_path / "constants.onnx"))
+
+
+def test_a_tied_weight_that_another_maker_stores_twice_is_said(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
+    nodes = [helper.make_node("Gather", ["table", "x"], ["rows"]), helper.make_node("MatMul", ["rows", "out"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.INT64, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 12])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.ascontiguousarray(table.T), "out")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="tf2onnx", ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    (doubt,) = load_program(tmp_path / "m.onnx").doubts
+    assert "table and out hold the same values" in doubt
