@@ -30,7 +30,7 @@ from pdv.frontend.onnx.origins.signature import (
     turned,
     zeros,
 )
-from pdv.frontend.onnx.origins.unnamed import is_of_torch, may_be_another, of_unknown_origin, was_constant
+from pdv.frontend.onnx.origins.unnamed import is_newer, is_of_torch, may_be_another, of_unknown_origin, was_constant
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
@@ -101,6 +101,9 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         stay = _trained(model)
         found.doubts += [*trained_apart(stay, of_torch=True), *maybe_several(model.graph, stay)]
         found.untold |= {name: what for name, what in of_unknown_origin(model.graph).items() if name in own}
+        for name in [name for name in found.untold if is_newer(name)]:
+            if kind_by_use(model.graph.initializers[name], model.producer_name or "")[0] != "PARAMETER":
+                del found.untold[name]  # a constant of what is computed
     _rename(model.graph, signature, found)
     if signature is not None:
         constants = {_held_as(name, found) for name in part_constants(signature, model.graph)}

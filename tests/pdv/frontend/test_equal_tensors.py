@@ -48,6 +48,19 @@ class Scaled(nn.Module):
         return y.masked_fill(x == 0, -1e9)
 
 
+class Resized(nn.Module):
+    """A norm over groups, whose scale the exporter stores in another shape, and an image of twice the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.GroupNorm(2, 6)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(self.norm(self.conv(x)), scale_factor=2.0, mode="bilinear")
+
+
 class Normed(nn.Module):
     """A convolution with its norm, and two layers of which one is a copy of the other."""
 
@@ -117,6 +130,15 @@ def test_numbers_of_the_code_are_no_parameters_without_metadata(tmp_path: Path) 
     shapes = {node.attr("source"): node.type.shape for node in program.graph.params if node.attr("trainable")}
     assert sorted(shapes.values()) == [(8,), (8, 16), (16,), (16, 8)]
     check_trained(program)
+
+
+def test_scales_of_norms_are_trained_and_those_of_sizes_are_not_without_metadata(tmp_path: Path) -> None:
+    path = changed(exported(tmp_path / "m.onnx", Resized(), (2, 3, 6, 4), dynamo=True), nodes=True)
+    program = load_program(path)
+    check_trained(program)
+    assert sum(node.type.num_elements for node in program.graph.params if node.attr("trainable")) == sum(
+        parameter.numel() for parameter in Resized().parameters()
+    )
 
 
 def test_what_the_newer_exporter_merged_or_folded_is_refused_without_metadata(tmp_path: Path) -> None:

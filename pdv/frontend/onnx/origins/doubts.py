@@ -13,7 +13,7 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.kinds import is_exponent, kind_by_use, levels
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, SIGNATURE, is_drawn
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_of_operator, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_newer, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
@@ -132,7 +132,7 @@ def _numbers(model: onnx_ir.Model) -> list[str]:
         for name, value in found
         if value.uses()
         and not was_constant(name)
-        and (not of_torch or name.startswith(("/", "val_")) or is_of_operator(name))
+        and (not of_torch or name.startswith("/") or is_newer(name))
         and not value.metadata_props
         and value.const_value is not None
         and value.const_value.dtype.is_floating_point()

@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_of_operator, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_newer, was_constant
 
 _STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
+_UNSCALED: Mapping[str, Sequence[int]] = {"InstanceNormalization": (1, 2)}  # of norms over groups, ones and zeros
 _SCALES = (1, 4, 6)
 _FEW = 256  # elements that tell most weights from masks
 _HIDES = -9999.0  # what is added where nothing is to be seen, or less
 _TABLES: Mapping[str, Sequence[int]] = {
     "RotaryEmbedding": (1, 2, 3), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": _SCALES,
-    "QLinearConv": _SCALES,
+    "QLinearConv": _SCALES, "Resize": (1, 2), "Upsample": (1,),
 }  # fmt: skip
-"""Operands that are no parameters where they are stored: angles, and scales of quantized values."""
+"""Operands that are no parameters where they are stored: angles, and scales of quantized values and of sizes."""
 
 
 def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
@@ -32,9 +33,10 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     name, tensor = value.name or "", value.const_value
     if _is_read_as(value, _STATISTICS):
         return "BUFFER", True
-    unnamed = producer != TORCH or is_computed(name) or is_of_operator(name)
+    unnamed = producer != TORCH or is_computed(name) or is_newer(name)
     is_number = unnamed and tensor is not None and not tensor.shape.rank()
     known = is_number or was_constant(name) or _is_read_as(value, _TABLES) or is_exponent(value, producer)
+    known = known or (is_newer(name) and _is_read_as(value, _UNSCALED))
     known = known or any(level <= _HIDES for level in levels(value))
     return ("BUFFER" if known else "PARAMETER"), False
 

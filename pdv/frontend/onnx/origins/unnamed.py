@@ -12,7 +12,7 @@ The newer exporter calls values, folded ones too, ``val_12`` or after torch's op
 file's metadata what they are of. Tools that leave metadata out (onnx's version converter, ONNX Runtime's optimizer)
 leave files of which no more is known than of the older one's.
 
-Entry points: ``is_of_torch``, ``is_computed``, ``is_of_operator``, ``was_constant``, ``of_unknown_origin``,
+Entry points: ``is_of_torch``, ``is_computed``, ``is_newer``, ``was_constant``, ``of_unknown_origin``,
 ``may_be_another``.
 """
 
@@ -60,9 +60,9 @@ def is_computed(name: str) -> bool:
     return name.startswith((_NAME, _VALUE)) or _NEWER.match(name) is not None
 
 
-def is_of_operator(name: str) -> bool:
-    """Whether a name is what the newer exporter calls a value: by the operator of torch that computes it."""
-    return NUMBER.sub("", name).removesuffix("_default") in _OPERATORS
+def is_newer(name: str) -> bool:
+    """Whether a name is what the newer exporter calls a value: a number, or torch's operator that computes it."""
+    return _NEWER.match(name) is not None or NUMBER.sub("", name).removesuffix("_default") in _OPERATORS
 
 
 def was_constant(name: str) -> bool:
@@ -76,17 +76,32 @@ def of_unknown_origin(graph: onnx_ir.Graph) -> dict[str, str]:
     found = {}
     for name, value in sorted(graph.initializers.items()):
         tensor, uses = value.const_value, list(value.uses())
-        if not uses or not (is_computed(name) or is_of_operator(name)) or was_constant(name):
+        if not uses or not (is_computed(name) or is_newer(name)) or was_constant(name):
             continue
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
         readers = {module_of(use.node) for use in uses}
-        moved = all(use.idx in _WEIGHTS.get(use.node.op_type, ()) or module_of(use.node) in norms for use in uses)
+        moved = all(
+            use.idx in _WEIGHTS.get(use.node.op_type, ()) or module_of(use.node) in norms or _is_behind_norm(use.node)
+            for use in uses
+        )
         if tensor.shape.rank() and not moved:
             found[name] = f"what {name} was made of"
-        elif len(readers) > 1 and not name.startswith(_VALUE):
+        elif len(readers) > 1 and (name.startswith(_NAME) or (tensor.shape.rank() and not name.startswith(_VALUE))):
             found[name] = f"whether {name} of {' and '.join(sorted(readers))} is one"
     return found
+
+
+def _is_behind_norm(node: onnx_ir.Node) -> bool:
+    """Whether a node scales or shifts what a norm over groups gives, in another shape."""
+    for op_types in (("Add", "Mul"), ("Mul", "Reshape"), ("Reshape",)):
+        if node.op_type not in op_types:
+            continue
+        before = [made for value in node.inputs if value is not None and (made := value.producer()) is not None]
+        if not before:
+            return False
+        node = before[0]
+    return node.op_type == "InstanceNormalization"
 
 
 def may_be_another(value: onnx_ir.Value, other: onnx_ir.Value) -> bool:
