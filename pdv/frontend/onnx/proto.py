@@ -50,6 +50,19 @@ def check_proto(model: onnx.ModelProto) -> None:
             _check_node(node)
     keys = ((f.domain, f.name, getattr(f, "overload", "")) for f in model.functions)
     _once((":".join(key) for key in keys), "function")
+    _check_names(model)
+
+
+def _check_names(model: onnx.ModelProto) -> None:
+    """Whether no function has the name of an operator of ONNX: which of the two is run is left to who runs the file."""
+    for function in model.functions:
+        if function.domain in ("", "ai.onnx") and onnx.defs.has(function.name):
+            raise ModelError(
+                f"the function {function.name!r} has the name and the domain of an operator of ONNX, and runtimes run "
+                "one or the other",
+                "Functions of other names, or in a domain of their own",
+                "Rename it, or leave it out",
+            )
 
 
 def _check_kinds(graph: onnx.GraphProto) -> None:

@@ -142,6 +142,18 @@ def test_functions_of_another_opset_are_read_where_their_operators_are_the_same(
         load_program(tmp_path / "m.onnx")
 
 
+def test_a_function_that_is_called_like_an_operator_is_refused(tmp_path: Path) -> None:
+    function = helper.make_function(
+        "", "Relu", ["x"], ["y"], [helper.make_node("Tanh", ["x"], ["y"])], [helper.make_opsetid("", 17)]
+    )
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="'Relu' has the name and the domain of an operator of ONNX"):
+        load_program(tmp_path / "m.onnx")
+
+
 def test_loops_carry_sequences() -> None:
     """As torch's newer exporter writes bags of embeddings."""
     kind, carried = helper.make_tensor_sequence_value_info("l", TensorProto.FLOAT, None), _value("h")
