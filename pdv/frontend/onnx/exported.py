@@ -14,7 +14,14 @@ from typing import Any
 import onnx_ir
 
 from pdv.frontend.onnx.origins.doubts import EXPORT, OURS, module_path, some_of
-from pdv.frontend.onnx.origins.equal import equal_pairs, maybe_several, part_named, says_merged, trained_apart
+from pdv.frontend.onnx.origins.equal import (
+    drop_aliases,
+    equal_pairs,
+    maybe_several,
+    part_named,
+    says_merged,
+    trained_apart,
+)
 from pdv.frontend.onnx.origins.kinds import kind_by_use
 from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
@@ -76,6 +83,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.doubts += trained_apart(_trained(model), of_torch=False)
         return found
     own = {*model.graph.initializers}
+    drop_aliases(model.graph)
     _put_back(model, found)
     signature = Signature.of(model.graph)
     if signature is not None:

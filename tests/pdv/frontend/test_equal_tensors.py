@@ -112,6 +112,23 @@ def test_copies_of_a_layer_are_trained_apart_and_a_shared_one_as_one(shared: boo
     assert trained(program) == names(module)
 
 
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_another_name_of_a_weight_is_no_other_weight(dynamo: bool, tmp_path: Path) -> None:
+    module = Scaled() if dynamo else Layers(shared=False)
+    shape = (2, 5, 8) if dynamo else (2, 6, 9)
+    model = onnx.load(exported(tmp_path / "m.onnx", module, shape, dynamo=dynamo))
+    for tensor in model.graph.initializer:
+        for node in model.graph.node:
+            renamed = [f"{name} alias" if name == tensor.name else name for name in node.input]
+            del node.input[:]
+            node.input.extend(renamed)
+        model.graph.node.insert(0, helper.make_node("Identity", [tensor.name], [f"{tensor.name} alias"]))
+    onnx.save(model, tmp_path / "alias.onnx")
+    program = load_program(tmp_path / "alias.onnx")
+    assert trained(program) == names(module)
+    check_trained(program)
+
+
 def test_what_is_read_in_several_places_is_said_where_a_tool_took_away_what_it_was(tmp_path: Path) -> None:
     path = changed(exported(tmp_path / "m.onnx", Layers(shared=False), (2, 6, 9), dynamo=True), nodes=True)
     assert any("layers.0.weight" in each and "read in several places" in each for each in load_program(path).doubts)

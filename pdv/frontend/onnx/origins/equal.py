@@ -2,7 +2,7 @@
 
 torch's exporters write one tensor for all that start out equal. The older one leaves an ``Identity`` by the name of
 each other one, where parameters that are one have one name; tools that go over a file take it away. Entry points:
-``says_merged``, ``part_named``, ``equal_pairs``, ``trained_apart``, ``maybe_several``.
+``drop_aliases``, ``says_merged``, ``part_named``, ``equal_pairs``, ``trained_apart``, ``maybe_several``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ def says_merged(graph: onnx_ir.Graph) -> bool:
         and any(x is not None and x.is_initializer() for x in node.inputs)
         for node in graph
     )
+
+
+def drop_aliases(graph: onnx_ir.Graph) -> None:
+    """Read stored tensors themselves where all that reads them is another name of theirs; changes the graph."""
+    for value in list(graph.initializers.values()):
+        while len(uses := list(value.uses())) == 1:
+            node = uses[0].node
+            if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
+                break
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], value)
+            assert node.graph is not None, node
+            node.graph.remove(node, safe=True)
 
 
 def part_named(graph: onnx_ir.Graph) -> dict[str, list[str]]:
