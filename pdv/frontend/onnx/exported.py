@@ -37,6 +37,7 @@ from pdv.frontend.onnx.origins.signature import (
     turned,
     zeros,
 )
+from pdv.frontend.onnx.origins.stripped import have_back, say_left_out
 from pdv.frontend.onnx.origins.unnamed import is_newer, is_of_torch, may_be_another, of_unknown_origin, was_constant
 from pdv.passes.fold_constants import Array
 
@@ -103,7 +104,12 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.notes += say_parted(parted)
         _recover(model.graph, signature, found)
     else:
-        _separate(model.graph, found)
+        _separate(model, found)
+        back = have_back(model.graph)
+        found.made |= back.made
+        found.merged |= back.merged
+        found.notes += back.notes
+        found.doubts += back.doubts
     _tie(model.graph, found, told=signature is not None)
     if signature is None:
         stay = _trained(model)
@@ -170,9 +176,7 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
     for name, names in apart.items():
         found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
     if left_out:
-        found.notes.append(
-            f"{len(left_out)} biases of zeros are left out of the file and are parameters here ({some_of(left_out)})"
-        )
+        found.notes.append(say_left_out(left_out))
 
 
 def _prove(graph: onnx_ir.Graph, signature: Signature, stored: Stored, found: Mended) -> None:
@@ -267,10 +271,10 @@ def _trained(model: onnx_ir.Model) -> list[onnx_ir.Value]:
     return [value for value in stored if value.uses() and kind_by_use(value, producer)[0] == "PARAMETER"]
 
 
-def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
+def _separate(model: onnx_ir.Model, found: Mended) -> None:
     """torch.onnx.export makes one tensor of all that start out equal, say every bias of zeros."""
-    says = says_merged(graph)
-    for value in _stored(graph):
+    graph, says = model.graph, says_merged(model.graph)
+    for value in _trained(model):
         users = list(value.uses())
         if len(users) < 2 or len(_names_of_uses(users, says)) < 2:
             continue

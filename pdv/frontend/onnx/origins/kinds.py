@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.signature import NUMBER
 from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_newer, was_constant
 
 _STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
@@ -17,6 +18,8 @@ _UNSCALED: Mapping[str, Sequence[int]] = {"InstanceNormalization": (1, 2)}  # of
 _SCALES = (1, 4, 6)
 _FEW = 256  # elements that tell most weights from masks
 _HIDES = -9999.0  # what is added where nothing is to be seen, or less
+_FILLED = {"full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"}
+_CHOSEN = {"masked_fill", "tril", "triu", "where"}  # of numbers, as masks are, or of other tensors
 _TABLES: Mapping[str, Sequence[int]] = {
     "RotaryEmbedding": (1, 2, 3), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": _SCALES,
     "QLinearConv": _SCALES, "Resize": (1, 2), "Upsample": (1,),
@@ -36,7 +39,7 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     unnamed = producer != TORCH or is_computed(name) or is_newer(name)
     is_number = unnamed and tensor is not None and not tensor.shape.rank()
     known = is_number or was_constant(name) or _is_read_as(value, _TABLES) or is_exponent(value, producer)
-    known = known or (is_newer(name) and _is_read_as(value, _UNSCALED))
+    known = known or (is_newer(name) and (_is_read_as(value, _UNSCALED) or _is_filled(value)))
     known = known or any(level <= _HIDES for level in levels(value))
     return ("BUFFER" if known else "PARAMETER"), False
 
@@ -60,6 +63,12 @@ def levels(value: onnx_ir.Value) -> tuple[float, ...]:
         return ()
     found = np.unique(tensor.numpy().astype(np.float64))
     return tuple(map(float, found)) if len(found) == 2 and 0 in found else ()
+
+
+def _is_filled(value: onnx_ir.Value) -> bool:
+    """Whether torch's operator, after which a value is called, made it of one number, or of two."""
+    kind, tensor = NUMBER.sub("", value.name or ""), value.const_value
+    return kind in _FILLED or (kind in _CHOSEN and tensor is not None and len(np.unique(tensor.numpy())) <= 2)
 
 
 def _is_read_as(value: onnx_ir.Value, places: Mapping[str, Sequence[int]]) -> bool:

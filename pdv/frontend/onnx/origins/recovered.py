@@ -3,7 +3,8 @@
 Its optimizer computes what depends on small parameters alone: rows of a table at known places, a token for each row of
 the batch, weights of recurrent layers by gates as ONNX orders them. It writes down from which parameters
 (``signature.origins_of``). What was only moved is moved in the graph again; what was calculated with is not touched,
-and named as lost (``signature.absent``). Entry point: ``recover``.
+and named as lost (``signature.absent``). Entry points: ``recover``,
+``rows_of_table``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
             continue
         how, own = made
         for name, array in own.items():
-            _register(graph, name, array, value)
+            register(graph, name, array, value)
         onnx_ir.convenience.replace_all_uses_with(value, write(graph, value.name or "", how))
         found[value.name or ""] = how, sorted(own)
     drop_unread(graph, found)
@@ -95,7 +96,7 @@ def _undo_each(
     new = [each.parameter for each in readings if each.parameter not in graph.initializers]
     for each, (how, before) in zip(readings, made, strict=True):
         if each.parameter not in graph.initializers:
-            _register(graph, each.parameter, before, value)
+            register(graph, each.parameter, before, value)
         read = write(graph, f"{name} of {each.parameter}", how)
         for use in each.uses:
             use.node.replace_input_with(use.idx, read)
@@ -125,7 +126,7 @@ def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, t
         if not (column or table) or not (alike or origins == {role.parameter}):
             continue
         name = value.name or ""
-        _register(graph, role.parameter, array if table else array.reshape(-1), value)
+        register(graph, role.parameter, array if table else array.reshape(-1), value)
         how = Made((role.parameter,), None, array.shape, array.shape)
         role.node.replace_input_with(role.place, write(graph, f"{role.parameter} as {name}", how))
         made, own = found.get(name, (how, []))
@@ -133,7 +134,8 @@ def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, t
     return found
 
 
-def _register(graph: onnx_ir.Graph, name: str, array: Array, like: onnx_ir.Value) -> None:
+def register(graph: onnx_ir.Graph, name: str, array: Array, like: onnx_ir.Value) -> None:
+    """Store a tensor beside another of its type."""
     tensor, shape = onnx_ir.Tensor(array, name=name), onnx_ir.Shape(array.shape)
     graph.register_initializer(onnx_ir.Value(name=name, shape=shape, type=like.type, const_value=tensor))
 
@@ -197,7 +199,7 @@ def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
     shifted = {"add", "sub"} & set(map(kind_of, others))  # of positions, before a lookup; else of the values themselves
     looked = [each for each in (value.name or "", *others) if kind_of(each) in _LOOKUPS]
     if len(looked) == 1 and (kind in _LOOKUPS or (kind in _ONES and not shifted)):
-        return _rows(name, array, kind == "embedding")
+        return rows_of_table(name, array, whole=kind == "embedding")
     if kind in _TURNS and array.ndim == 2 and not others:
         turned = np.ascontiguousarray(array.T)
         return Made((name,), None, turned.shape, array.shape, (1, 0)), {name: turned}
@@ -211,7 +213,7 @@ def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
     return None
 
 
-def _rows(name: str, array: Array, whole: bool) -> Found | None:
+def rows_of_table(name: str, array: Array, *, whole: bool) -> Found | None:
     """A table of the distinct rows, as they come; None where equal rows need not be one.
 
     whole: whether they are known to be rows of a table; else no element may be there twice.

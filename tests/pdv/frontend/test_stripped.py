@@ -1,0 +1,85 @@
+"""Files of torch's newer exporter whose metadata a tool left out: trained as the module is, from its fresh weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import pdv
+from pdv.frontend.load import load_program
+from pdv.plan.package import import_package
+from pdv.planning.model import check_trained
+from tests.pdv.frontend.test_equal_tensors import changed, exported, trained
+from tests.pdv.worlds import cluster
+
+
+class Rows(nn.Module):
+    """Rows looked up at known places, each once or all the same, products with biases of zeros and without, a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.kinds = nn.Embedding(12, 16), nn.Embedding(2, 16)
+        self.up, self.inner, self.down = nn.Linear(16, 24), nn.Linear(24, 24, bias=False), nn.Linear(24, 16)
+        nn.init.zeros_(self.up.bias)
+        self.matrix, self.shift = nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(9)
+        y = x + self.places(ids) + self.kinds(torch.zeros_like(ids))
+        mask = torch.where(ids[:, None] >= ids, 0.0, float("-inf"))
+        y = torch.softmax(y @ y.transpose(1, 2) / 4.0 + mask, -1) @ y
+        y = self.down(self.inner(self.up(y.reshape(-1, 16)).tanh()))
+        return torch.addmm(self.shift, y, self.matrix).view(-1, 9, 8)
+
+
+def trained_elements(path: Path) -> dict[str, int]:
+    program = load_program(path)
+    check_trained(program)
+    sources = trained(program)
+    return {
+        node.attr("source"): node.type.num_elements for node in program.graph.params if node.attr("source") in sources
+    }
+
+
+def stripped(path: Path, module: nn.Module) -> Path:
+    return changed(exported(path, module, (2, 9, 16), dynamo=True), nodes=True)
+
+
+def test_rows_and_biases_are_parameters_again(tmp_path: Path) -> None:
+    module = Rows()
+    found = trained_elements(stripped(tmp_path / "m.onnx", module))
+    unread = 3 * 16 + 16  # rows of the tables that nobody reads
+    assert sum(found.values()) == sum(x.numel() for x in module.parameters()) - unread
+    assert {"up.bias", "matrix.bias"} <= found.keys()
+    assert "inner.bias" not in found
+
+
+def test_it_is_trained_as_the_module_is(tmp_path: Path) -> None:
+    module, x = Rows(), torch.randn(2, 9, 16)
+    plan = pdv.optimize(stripped(tmp_path / "m.onnx", module), cluster=cluster(1))
+    plan.save(tmp_path / "rows_pdv")
+    built = import_package(tmp_path / "rows_pdv").build("cpu")
+    for model in (module.train(), built):
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(4):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(built(x), module(x))
+
+
+def test_rows_of_a_table_that_is_stored_too_are_refused(tmp_path: Path) -> None:
+    class Twice(Rows):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ self.places.weight[:, :8].T @ self.places.weight
+
+    program = load_program(stripped(tmp_path / "m.onnx", Twice()))
+    assert any("embedding" in what for what in program.untold.values())
+
+
+def test_convolutions_that_may_have_lost_a_bias_are_said(tmp_path: Path) -> None:
+    path = changed(exported(tmp_path / "m.onnx", nn.Conv1d(9, 4, 3, bias=False), (2, 9, 16), dynamo=True), nodes=True)
+    (doubt,) = load_program(path).doubts
+    assert "1 convolutions have no bias" in doubt
