@@ -112,12 +112,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.doubts += back.doubts
     _tie(model.graph, found, told=signature is not None)
     if signature is None:
-        stay = _trained(model)
-        found.doubts += [*trained_apart(stay, of_torch=True), *maybe_several(model.graph, stay)]
-        found.untold |= {name: what for name, what in of_unknown_origin(model.graph).items() if name in own}
-        for name in [name for name in found.untold if is_newer(name)]:
-            if kind_by_use(model.graph.initializers[name], model.producer_name or "")[0] != "PARAMETER":
-                del found.untold[name]  # a constant of what is computed
+        _doubt(model, own, found)
     _rename(model.graph, signature, found)
     if signature is not None:
         constants = {_held_as(name, found) for name in part_constants(signature, model.graph)}
@@ -129,6 +124,16 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         if not merged and not missing & signature.mentioned(model.graph):
             found.held += sorted(missing)
     return found
+
+
+def _doubt(model: onnx_ir.Model, own: set[str], found: Mended) -> None:
+    """What is not known of the file's ``own`` tensors, where nothing says which parameters there are."""
+    stay = _trained(model)
+    found.doubts += [*trained_apart(stay, of_torch=True), *maybe_several(model.graph, stay)]
+    found.untold |= {name: what for name, what in of_unknown_origin(model.graph).items() if name in own}
+    for name in [name for name in found.untold if is_newer(name)]:
+        if kind_by_use(model.graph.initializers[name], model.producer_name or "")[0] != "PARAMETER":
+            del found.untold[name]  # a constant of what is computed
 
 
 def _put_back(model: onnx_ir.Model, found: Mended) -> None:
