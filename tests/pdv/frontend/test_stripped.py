@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnxruntime as ort
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -56,11 +58,9 @@ def test_rows_and_biases_are_parameters_again(tmp_path: Path) -> None:
     assert "inner.bias" not in found
 
 
-def test_it_is_trained_as_the_module_is(tmp_path: Path) -> None:
-    module, x = Rows(), torch.randn(2, 9, 16)
-    plan = pdv.optimize(stripped(tmp_path / "m.onnx", module), cluster=cluster(1))
-    plan.save(tmp_path / "rows_pdv")
-    built = import_package(tmp_path / "rows_pdv").build("cpu")
+def check_same_training(path: Path, module: nn.Module, x: Tensor) -> None:
+    pdv.optimize(path, cluster=cluster(1)).save(path.with_name("m_pdv"))
+    built = import_package(path.with_name("m_pdv")).build("cpu")
     for model in (module.train(), built):
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for _ in range(4):
@@ -68,6 +68,23 @@ def test_it_is_trained_as_the_module_is(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(built(x), module(x))
+
+
+def test_it_is_trained_as_the_module_is(tmp_path: Path) -> None:
+    module = Rows()
+    check_same_training(stripped(tmp_path / "m.onnx", module), module, torch.randn(2, 9, 16))
+
+
+@pytest.mark.parametrize("level", ["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"])
+def test_a_file_that_onnx_runtime_optimized_is_trained_as_the_module_is(level: str, tmp_path: Path) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(6, 8)
+    nn.init.zeros_(module[0].bias)
+    exported(tmp_path / "m.onnx", module, (6, 8), dynamo=True)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(tmp_path / "m.onnx", options, providers=["CPUExecutionProvider"])
+    check_same_training(tmp_path / "optimized.onnx", module, x)
 
 
 def test_rows_of_a_table_that_is_stored_too_are_refused(tmp_path: Path) -> None:

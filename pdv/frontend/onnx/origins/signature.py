@@ -154,7 +154,7 @@ def missing_bias(role: Role) -> int | None:
     node, weight = role.node, role.node.inputs[1] if len(role.node.inputs) > 1 else None
     if role.place != 2 or (len(node.inputs) > 2 and node.inputs[2] is not None):
         return None
-    if weight is None or weight.shape is None or node.op_type not in ("Gemm", "Conv"):
+    if weight is None or weight.shape is None or node.op_type not in ("Gemm", "FusedGemm", "Conv"):
         return None
     rows_first = node.op_type == "Conv" or _is_turned(node)
     size = weight.shape[0 if rows_first else 1]
@@ -249,7 +249,7 @@ def _turn(tensor: onnx_ir.TensorProtocol, name: str) -> onnx_ir.Tensor[Array]:
 
 def _is_turned(node: onnx_ir.Node) -> bool:
     """Whether a node turns the weight that it is given by itself."""
-    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+    return node.op_type in ("Gemm", "FusedGemm") and bool(node.attributes.get_int("transB", 0))
 
 
 def _arguments(text: str) -> list[str]:

@@ -24,7 +24,9 @@ from pdv.passes.fold_constants import Array
 
 _LOOKUP = "embedding"
 _BIASED = {"addmm", "linear"}  # of matrices
-_CHANGED = re.compile(r"^node_(Gemm|Conv|ConvTranspose)_\d+$")  # by the exporter's optimizer, which took something away
+# by the exporter's optimizer, which took something away, and then perhaps by ONNX Runtime's, which put two into one
+_CHANGED = re.compile(r"^(fused )?node_(Gemm|Conv|ConvTranspose)_\d+$")
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "FusedConv")
 
 
 @dataclass
@@ -91,7 +93,8 @@ def _biases_of_zeros(graph: onnx_ir.Graph) -> list[str]:
     for node in graph:
         size, weight = missing_bias(Role(node, 2, "", turned=False)), node.inputs[1] if len(node.inputs) > 1 else None
         kind = kind_of(node.outputs[0].name or "") if node.outputs else ""
-        if node.op_type != "Gemm" or not _was_changed(node) or kind not in _BIASED or size is None or weight is None:
+        biased = node.op_type == "FusedGemm" or (node.op_type == "Gemm" and kind in _BIASED)
+        if not biased or not _was_changed(node) or size is None or weight is None:
             continue
         stored = weight.name or ""
         if stored not in found:
@@ -106,12 +109,12 @@ def _biases_of_zeros(graph: onnx_ir.Graph) -> list[str]:
 
 def _maybe_biased(graph: onnx_ir.Graph) -> list[str]:
     """Convolutions of which the file does not say whether a bias of zeros was left out."""
-    convolutions = (node for node in graph if node.op_type in ("Conv", "ConvTranspose") and _was_changed(node))
+    convolutions = (node for node in graph if node.op_type in _CONVOLUTIONS and _was_changed(node))
     return [node.name or "" for node in convolutions if len(node.inputs) < 3 or node.inputs[2] is None]
 
 
 def _was_changed(node: onnx_ir.Node) -> bool:
-    return node.domain == "" and _CHANGED.match(node.name or "") is not None
+    return _CHANGED.match(node.name or "") is not None
 
 
 def _is_looked_up(value: onnx_ir.Value) -> bool:
