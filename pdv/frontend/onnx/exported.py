@@ -33,6 +33,7 @@ from pdv.frontend.onnx.origins.signature import (
     Role,
     Signature,
     absent,
+    array_of,
     missing_bias,
     turned,
     zeros,
@@ -179,7 +180,7 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
                 apart.setdefault(value.name or "", []).append(name)
             node.replace_input_with(role.place, own)
     for name, names in apart.items():
-        found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
+        found.notes.append(_say_merged(name, array_of(graph.initializers[name]), names))
     if left_out:
         found.notes.append(say_left_out(left_out))
 
@@ -280,15 +281,15 @@ def _separate(model: onnx_ir.Model, found: Mended) -> None:
     """torch.onnx.export makes one tensor of all that start out equal, say every bias of zeros."""
     graph, says = model.graph, says_merged(model.graph)
     for value in _trained(model):
-        users = list(value.uses())
-        if len(users) < 2 or len(_names_of_uses(users, says)) < 2:
+        by_module = _names_of_uses(list(value.uses()), says)
+        if len(by_module) < 2:
             continue
-        array = _array(value)
+        array = array_of(value)
         first = array.reshape(-1)[:_LEAST]
         if not (first == first[0]).all() or not (array == first[0]).all():
             continue
         names = []
-        for name, uses in list(_names_of_uses(users, says).items())[1:]:
+        for name, uses in list(by_module.items())[1:]:
             own = _own_name(graph, name, value.name or "")
             each = onnx_ir.Value(name=own, shape=value.shape, type=value.type, const_value=value.const_value)
             graph.register_initializer(each)
@@ -302,7 +303,7 @@ def _separate(model: onnx_ir.Model, found: Mended) -> None:
         found.notes.append(_say_merged(value.name or "", array, names))
     for name, names in part_named(graph).items():
         found.merged |= dict.fromkeys(names, name)
-        found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
+        found.notes.append(_say_merged(name, array_of(graph.initializers[name]), names))
 
 
 def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
@@ -351,12 +352,6 @@ def _tie(graph: onnx_ir.Graph, found: Mended, *, told: bool) -> None:
             found.absent.append(f"whether {kept.name} and {value.name}, which are equal, are one")
         _replace(graph, value, kept, perm, found)
         tied.add(value)
-
-
-def _array(value: onnx_ir.Value) -> Array:
-    assert value.const_value is not None, value
-    array: Array = value.const_value.numpy()
-    return array
 
 
 def _replace(

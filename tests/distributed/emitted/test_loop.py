@@ -48,6 +48,14 @@ def classifier(path: Path, sizes: dict[str, int]) -> Classifier:
     return Classifier(make_mesh(sizes, "cpu"), Weights(path))
 
 
+def write_weights(path: Path) -> None:
+    """Of a classifier."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
+    values = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, path)
+
+
 def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Rows, and their classes; -100 is none, in other numbers in each part."""
     generator = torch.Generator().manual_seed(seed)
@@ -206,13 +214,7 @@ def run_all(path: Path, sizes: dict[str, int]) -> tuple[float, list[float]]:
 
 
 def test_a_loop_on_four_processes_is_that_on_one(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    values = {"up": random(8, WIDTH), "down": random(CLASSES, 8), "cut": random(WIDTH, WIDTH), "bias": random(CLASSES)}
-    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    write_weights(tmp_path / "weights")
     loss, norms = run_all(tmp_path / "weights", {"dp": 1, "tp": 1})
     for found_loss, found_norms in run_ranks(run_all, 4, tmp_path / "weights", MESH):
         assert found_loss == pytest.approx(loss, rel=1e-10)

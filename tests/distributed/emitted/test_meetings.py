@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from pdv.emit.templates.calls import check_divisible
 from pdv.emit.templates.kernels import meetings
 from pdv.emit.templates.parallel import Axis
-from tests.distributed.emitted.test_loop import CLASSES, WIDTH, batch, classifier, pair
+from tests.distributed.emitted.test_loop import batch, classifier, pair, write_weights
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -45,9 +44,7 @@ def apart(path: Path) -> int:
 
 
 def test_ranks_that_are_elsewhere(tmp_path: Path) -> None:
-    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
-    values = {name: torch.randn(*shape, dtype=torch.float64) for name, shape in shapes.items()}
-    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    write_weights(tmp_path / "weights")
     assert run_ranks(apart, 2, tmp_path / "weights") == [5, 5]
 
 

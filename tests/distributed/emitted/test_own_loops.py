@@ -11,14 +11,23 @@ from typing import Literal
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 
 from pdv.emit.templates.kernels.dtensors import mend_distributed_tensors
 from pdv.emit.templates.runtime import make_mesh
-from tests.distributed.emitted.test_loop import CLASSES, MESH, ROWS, WIDTH, Classifier, batch, classifier, pair, same
+from tests.distributed.emitted.test_loop import (
+    CLASSES,
+    MESH,
+    ROWS,
+    Classifier,
+    batch,
+    classifier,
+    pair,
+    same,
+    write_weights,
+)
 from tests.distributed.harness import run_ranks
 from tests.distributed.loops import plans
 
@@ -289,10 +298,7 @@ def run_all(path: Path) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def test_a_loop_of_ones_own_is_that_of_one_process_or_refused(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
-    values = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    write_weights(tmp_path / "weights")
     numbers_of_one, weights_of_one = run_both(tmp_path / "weights", {"dp": 1, "tp": 1})
     for found, weights in run_ranks(run_all, 4, tmp_path / "weights"):
         assert found == pytest.approx(numbers_of_one, rel=1e-9, abs=1e-12)

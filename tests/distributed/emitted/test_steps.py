@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, optim
 from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812
 
-from tests.distributed.emitted.test_loop import CLASSES, WIDTH, Classifier, batch, classifier, pair
+from tests.distributed.emitted.test_loop import CLASSES, Classifier, batch, classifier, pair, write_weights
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -122,10 +121,7 @@ def run_all(path: Path) -> dict[str, Tensor]:
 
 
 def test_ranks_step_alike_or_learn_that_they_did_not(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"up": (8, WIDTH), "down": (CLASSES, 8), "cut": (WIDTH, WIDTH), "bias": (CLASSES,)}
-    values = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    save_file({**values, "rows": torch.zeros((), dtype=torch.int64)}, tmp_path / "weights")
+    write_weights(tmp_path / "weights")
     wanted = searched(tmp_path / "weights", {"dp": 1, "tp": 1})
     for weights in run_ranks(run_all, 2, tmp_path / "weights"):
         for name, weight in wanted.items():

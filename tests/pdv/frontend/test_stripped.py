@@ -96,6 +96,22 @@ def test_rows_of_a_table_that_is_stored_too_are_refused(tmp_path: Path) -> None:
     assert any("embedding" in what for what in program.untold.values())
 
 
+def test_a_name_that_is_taken_is_left_to_whom_it_is_of(tmp_path: Path) -> None:
+    class Named(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y + y @ self.embedding.weight
+
+    found = trained_elements(stripped(tmp_path / "m.onnx", Named()))
+    assert found["embedding.weight"] == 64
+    assert found["rows of embedding"] == 9 * 16
+    assert sum(found.values()) == sum(x.numel() for x in Named().parameters()) - 4 * 16
+
+
 def test_convolutions_that_may_have_lost_a_bias_are_said(tmp_path: Path) -> None:
     path = changed(exported(tmp_path / "m.onnx", nn.Conv1d(9, 4, 3, bias=False), (2, 9, 16), dynamo=True), nodes=True)
     (doubt,) = load_program(path).doubts

@@ -13,6 +13,8 @@ from itertools import permutations
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.doubts import some_of
+from pdv.frontend.onnx.origins.signature import array_of
 from pdv.frontend.onnx.origins.undone import CHANCE, is_chance
 from pdv.frontend.onnx.origins.unnamed import is_computed, module_of
 from pdv.passes.fold_constants import Array
@@ -80,10 +82,10 @@ def equal_pairs(values: Sequence[onnx_ir.Value]) -> Iterator[Pair]:
             continue
         before: dict[bytes, list[onnx_ir.Value]] = {}
         for value in group:
-            array = _array(value)
+            array = array_of(value)
             same = before.setdefault(_diagonal(array), [])
             for other in same:
-                perm = _order(_array(other), array)
+                perm = _order(array_of(other), array)
                 if perm is not None:
                     yield other, value, perm
             same.append(value)
@@ -113,11 +115,10 @@ def maybe_several(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value]) -> Iter
         if any(len(modules) > 1 for modules in readers.values()):
             found.append(value.name or "")
     if found:
-        names = ", ".join(found[:_MOST_SAID]) + (", …" if len(found) > _MOST_SAID else "")
         yield (
-            f"{names} are read in several places, and each is one parameter here: the exporter also merges parameters "
-            "that start out equal, and the file does not say which it did. Export with torch.onnx.export(..., "
-            "dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx, if they are to be trained apart"
+            f"{some_of(found)} are read in several places, and each is one parameter here: the exporter also merges "
+            "parameters that start out equal, and the file does not say which it did. Export with torch.onnx.export("
+            "..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx, if they are to be trained apart"
         )
 
 
@@ -148,9 +149,3 @@ def _order(kept: Array, copy: Array) -> tuple[int, ...] | None:
         if tuple(kept.shape[dim] for dim in perm) == copy.shape and np.array_equal(kept.transpose(perm), copy):
             return perm
     return None
-
-
-def _array(value: onnx_ir.Value) -> Array:
-    assert value.const_value is not None, value
-    array: Array = value.const_value.numpy()
-    return array

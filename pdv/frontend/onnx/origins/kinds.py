@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import NUMBER
+from pdv.frontend.onnx.origins.signature import kind_of
 from pdv.frontend.onnx.origins.unnamed import TORCH, is_computed, is_newer, was_constant
 
 _STATISTICS: Mapping[str, Sequence[int]] = {"BatchNormalization": (3, 4)}
@@ -67,7 +67,7 @@ def levels(value: onnx_ir.Value) -> tuple[float, ...]:
 
 def _is_filled(value: onnx_ir.Value) -> bool:
     """Whether torch's operator, after which a value is called, made it of one number, or of two."""
-    kind, tensor = NUMBER.sub("", value.name or ""), value.const_value
+    kind, tensor = kind_of(value.name or ""), value.const_value
     return kind in _FILLED or (kind in _CHOSEN and tensor is not None and len(np.unique(tensor.numpy())) <= 2)
 
 

@@ -15,8 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.proofs.proved import Stored, array_of
-from pdv.frontend.onnx.origins.signature import FX_NODE, LINES, NAMED, NUMBER, READ, SCOPES, Signature, names_of
+from pdv.frontend.onnx.origins.proofs.proved import Stored
+from pdv.frontend.onnx.origins.signature import (
+    FX_NODE,
+    LINES,
+    NAMED,
+    READ,
+    SCOPES,
+    Signature,
+    array_of,
+    kind_of,
+    names_of,
+)
 
 _PART = "getitem"  # of a result of several
 
@@ -188,7 +198,7 @@ def say_parted(parted: Iterable[str]) -> list[str]:
 
 def _is_called(name: str, node: onnx_ir.Node) -> bool:
     """Whether a name that a reader has may be of the node's result."""
-    return bool(_kind(node)) and NUMBER.sub("", name) == _kind(node)
+    return bool(_kind(node)) and kind_of(name) == _kind(node)
 
 
 def _called(reader: onnx_ir.Node, modules: set[str], own: str) -> str | None:
@@ -249,7 +259,7 @@ def _merged(signature: Signature, graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node
     """Nodes with parameters that are read, themselves or what follows from them, under a name that is no node's."""
     known = names_of(graph)
     for node in graph:
-        other = {NUMBER.sub("", name) for name in _names_in(node) - known}
+        other = {kind_of(name) for name in _names_in(node) - known}
         for value in node.inputs:
             before = value.producer() if value is not None else None
             if before is not None and other & {_kind(before), _PART}:
@@ -259,7 +269,7 @@ def _merged(signature: Signature, graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node
 def _kind(node: onnx_ir.Node) -> str:
     """What names of torch's nodes for the same operator begin with."""
     match = NAMED.match(node.metadata_props.get(FX_NODE, ""))
-    return NUMBER.sub("", match[1]) if match is not None else ""
+    return kind_of(match[1]) if match is not None else ""
 
 
 def _with_parameters(signature: Signature, node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import CLASSES, FX_NODE, LINES, NUMBER, READ, SCOPES, Signature, names_of
+from pdv.frontend.onnx.origins.signature import CLASSES, FX_NODE, LINES, READ, SCOPES, Signature, kind_of, names_of
 
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -105,11 +105,6 @@ class Readers:
             return in_turn[0]
         elsewhere = [name for name in self.missing if name.rpartition(".")[2] == leaf and name != origin]
         return None if near or elsewhere else origin
-
-
-def kind_of(name: str) -> str:
-    """The operator of torch that a value is called after: ``exp`` of ``exp_1``, but ``exp2`` of itself."""
-    return NUMBER.sub("", name)
 
 
 def _lines(uses: Sequence[Use]) -> frozenset[str]:

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.made import Made, write
-from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
-from pdv.frontend.onnx.origins.signature import Signature, is_float, origins_of
+from pdv.frontend.onnx.origins.readers import Readers, Reading
+from pdv.frontend.onnx.origins.signature import Signature, array_of, is_float, kind_of, origins_of
 from pdv.frontend.onnx.origins.undone import CHANCE, DISTINCT, is_chance, undo, without_repeats
 from pdv.passes.fold_constants import Array
 
@@ -54,7 +54,7 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
         if made is None:
             _undo_each(graph, signature, value, readings, found)
             continue
-        if any(made[1][name].dtype != _array(value).dtype for name in made[1]):
+        if any(made[1][name].dtype != array_of(value).dtype for name in made[1]):
             continue
         how, own = made
         for name, array in own.items():
@@ -80,7 +80,7 @@ def _undo_each(
     found: dict[str, tuple[Made, list[str]]],
 ) -> None:
     """Read a stored tensor as what is computed of a parameter at each place, if that is told for all of them."""
-    name, array = value.name or "", _array(value)
+    name, array = value.name or "", array_of(value)
     steps = {each for each in origins_of(value) or () if not each.startswith("val_")} - signature.targets
     if not readings or name.startswith("val_") or any("." in each for each in steps):
         return
@@ -90,7 +90,7 @@ def _undo_each(
     for each in readings:
         undone = undo(each.parameter, array, {name, *steps}, each.lines if shared == 1 else ())
         own = graph.initializers.get(each.parameter)
-        if undone is None or (own is not None and not _is_alike(_array(own), undone[1])):
+        if undone is None or (own is not None and not _is_alike(array_of(own), undone[1])):
             return
         made.append(undone)
     new = [each.parameter for each in readings if each.parameter not in graph.initializers]
@@ -119,7 +119,7 @@ def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, t
             continue  # computed by a node, if a constant
         if not origins or value.name in signature.targets or role.parameter in graph.initializers:
             continue
-        array = _array(value)
+        array = array_of(value)
         alike = bool((array == array.reshape(-1)[0]).all())
         column = array.shape == (array.shape[0], *(1,) * (array.ndim - 1))
         table = role.node.op_type == "GatherND"
@@ -147,7 +147,7 @@ Found = tuple[Made, dict[str, Array]]
 def _without_known(graph: onnx_ir.Graph, found: Found) -> Found | None:
     """Less those parameters that the file has itself; None where it has them with other values."""
     how, own = found
-    stored = {name: _array(graph.initializers[name]) for name in own if name in graph.initializers}
+    stored = {name: array_of(graph.initializers[name]) for name in own if name in graph.initializers}
     if not all(np.array_equal(own[name], array) for name, array in stored.items()):
         return None
     return how, {name: array for name, array in own.items() if name not in stored}
@@ -160,7 +160,7 @@ def _of_recurrent(value: onnx_ir.Value, signature: Signature, origins: set[str])
     if len(uses) != 1 or node.op_type not in _GATES or place not in (1, 2, _BIASES):
         return None
     names = [name for name in signature.weights_of(node) if name in origins]
-    array, gates = _array(value), _GATES[node.op_type]
+    array, gates = array_of(value), _GATES[node.op_type]
     parts = array.shape[0] * (2 if place == _BIASES else 1)
     if set(names) != origins or len(names) != parts or array.size % (parts * len(gates)):
         return None
@@ -177,12 +177,12 @@ def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> 
 
     What else went into it had no part: no zeros are among the other parameters by which it could have been hidden.
     """
-    array, stored = _array(value), {name: graph.initializers.get(name) for name in sorted(origins)}
-    if any(each is None or each.const_value is None or not is_chance(_array(each)) for each in stored.values()):
+    array, stored = array_of(value), {name: graph.initializers.get(name) for name in sorted(origins)}
+    if any(each is None or each.const_value is None or not is_chance(array_of(each)) for each in stored.values()):
         return None
     for name, each in stored.items():
         assert each is not None, name
-        parameter = _array(each)
+        parameter = array_of(each)
         fits = all(a in (1, b) for a, b in zip(parameter.shape[::-1], array.shape[::-1], strict=False))
         if fits and parameter.ndim <= array.ndim and np.array_equal(np.broadcast_to(parameter, array.shape), array):
             return Made((name,), None, parameter.shape, array.shape), {}
@@ -191,7 +191,7 @@ def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> 
 
 def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
     """Rows of a table, a turned weight, or one tensor repeated, that the file has in no other form."""
-    array, kind = _array(value), kind_of(value.name or "")
+    array, kind = array_of(value), kind_of(value.name or "")
     (*_, name), others = origins, (origins_of(value) or set()) - origins
     moved = all(kind_of(each) in _MOVES or each.startswith("val_") or "." in each for each in others)
     if len(origins) != 1 or array.ndim < 2 or not moved:
@@ -231,11 +231,5 @@ def rows_of_table(name: str, array: Array, *, whole: bool) -> Found | None:
 
 def _is_alone(value: onnx_ir.Value) -> bool:
     """Whether no other tensor has the same values, and may have become one with it."""
-    array = _array(value)
+    array = array_of(value)
     return is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= CHANCE)
-
-
-def _array(value: onnx_ir.Value) -> Array:
-    assert value.const_value is not None, value
-    array: Array = value.const_value.numpy()
-    return array

@@ -225,6 +225,18 @@ def is_float(value: onnx_ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 
+def array_of(value: onnx_ir.Value) -> Array:
+    """A stored tensor's values."""
+    assert value.const_value is not None, value
+    array: Array = value.const_value.numpy()
+    return array
+
+
+def kind_of(name: str) -> str:
+    """The operator of torch that a value is called after: ``exp`` of ``exp_1``, but ``exp2`` of itself."""
+    return NUMBER.sub("", name)
+
+
 def _module_of(node: onnx_ir.Node) -> str | None:
     """What the names of a node's module begin with; None where the file does not say."""
     scopes = re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))

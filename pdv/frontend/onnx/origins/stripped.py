@@ -17,9 +17,8 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.doubts import some_of
 from pdv.frontend.onnx.origins.made import Made, write
-from pdv.frontend.onnx.origins.readers import kind_of
 from pdv.frontend.onnx.origins.recovered import drop_unread, register, rows_of_table
-from pdv.frontend.onnx.origins.signature import Role, is_float, missing_bias, zeros
+from pdv.frontend.onnx.origins.signature import Role, array_of, is_float, kind_of, missing_bias, zeros
 from pdv.passes.fold_constants import Array
 
 _LOOKUP = "embedding"
@@ -72,11 +71,10 @@ def _tables_of_rows(graph: onnx_ir.Graph) -> dict[str, Made]:
     """
     found = {}
     for value in [value for value in graph.initializers.values() if _is_looked_up(value)]:
-        name, array = value.name or "", _array(value)
-        rows = rows_of_table(f"{name}.weight", array, whole=True)
-        if rows is None or any(
-            _shares_row(array, _array(other)) for other in graph.initializers.values() if other is not value
-        ):
+        name, array = value.name or "", array_of(value)
+        table = f"{name}.weight" if f"{name}.weight" not in graph.initializers else f"rows of {name}"
+        rows = rows_of_table(table, array, whole=True)
+        if rows is None or any(_shares_row(array, x) for x in graph.initializers.values() if x is not value):
             continue
         found[name] = value, rows
     for name, (value, (how, own)) in found.items():
@@ -123,15 +121,13 @@ def _is_looked_up(value: onnx_ir.Value) -> bool:
     return known and is_float(value) and tensor is not None and tensor.shape.rank() > 1 and tensor.size > 0
 
 
-def _shares_row(rows: Array, other: Array) -> bool:
+def _shares_row(rows: Array, other: onnx_ir.Value) -> bool:
     """Whether a row is one of another tensor's, too; a first element that it has not tells of most."""
-    if other.ndim < 2 or other.shape[-1] != rows.shape[-1] or other.dtype != rows.dtype:
+    tensor = other.const_value
+    if tensor is None or tensor.shape.rank() < 2 or tensor.shape[-1] != rows.shape[-1]:
         return False
-    own, others = (array.reshape(-1, array.shape[-1]) for array in (rows, other))
+    if (array := array_of(other)).dtype != rows.dtype:
+        return False
+    own, others = (each.reshape(-1, rows.shape[-1]) for each in (rows, array))
     alike = others[np.isin(others[:, 0], own[:, 0])]
     return bool({row.tobytes() for row in alike} & {row.tobytes() for row in own})
-
-
-def _array(value: onnx_ir.Value) -> Array:
-    array: Array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
-    return array

@@ -17,7 +17,7 @@ import numpy as np
 
 from ir.dims import Shape
 from pdv.frontend.onnx.origins.made import Made, Step, inverted
-from pdv.frontend.onnx.origins.readers import kind_of
+from pdv.frontend.onnx.origins.signature import kind_of
 from pdv.passes.fold_constants import Array
 
 _SHAPES = {

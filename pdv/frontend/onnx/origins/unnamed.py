@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import NUMBER, SIGNATURE
+from pdv.frontend.onnx.origins.signature import SIGNATURE, kind_of
 
 TORCH = "pytorch"  # the producer of its files
 _NAME = "onnx::"
@@ -62,7 +62,7 @@ def is_computed(name: str) -> bool:
 
 def is_newer(name: str) -> bool:
     """Whether a name is what the newer exporter calls a value: a number, or torch's operator that computes it."""
-    return _NEWER.match(name) is not None or NUMBER.sub("", name).removesuffix("_default") in _OPERATORS
+    return _NEWER.match(name) is not None or kind_of(name).removesuffix("_default") in _OPERATORS
 
 
 def was_constant(name: str) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.proofs.proved import CLOSE, Stored, array_of, register
-from pdv.frontend.onnx.origins.signature import FX_NODE, Signature
+from pdv.frontend.onnx.origins.proofs.proved import CLOSE, Stored, register
+from pdv.frontend.onnx.origins.signature import FX_NODE, Signature, array_of
 from pdv.passes.fold_constants import Array
 
 _NORMED = re.compile(r"batch_norm\w*(?:\.\w+)?\]\(args = \(([^()]*)\)")

@@ -18,8 +18,8 @@ from pdv.frontend.onnx.origins.made import Made, joined, norm_axes, write
 from pdv.frontend.onnx.origins.proofs.methods import turned_by_method
 from pdv.frontend.onnx.origins.proofs.moves import find_moves
 from pdv.frontend.onnx.origins.proofs.products import Told, of_linear, of_rows, of_sum
-from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
-from pdv.frontend.onnx.origins.signature import Signature, call_of, is_float, origins_of
+from pdv.frontend.onnx.origins.readers import Readers, Reading
+from pdv.frontend.onnx.origins.signature import Signature, array_of, call_of, is_float, kind_of, origins_of
 from pdv.frontend.onnx.origins.undone import CHANCE
 from pdv.passes.fold_constants import Array
 
@@ -260,10 +260,3 @@ def register(graph: onnx_ir.Graph, name: str, array: Array, like: onnx_ir.Value)
     """A stored tensor under a name, of the type of ``like``; one that has the name goes."""
     tensor, shape = onnx_ir.Tensor(array, name=name), onnx_ir.Shape(array.shape)
     graph.initializers[name] = onnx_ir.Value(name=name, shape=shape, type=like.type, const_value=tensor)
-
-
-def array_of(value: onnx_ir.Value) -> Array:
-    """A stored tensor's values."""
-    assert value.const_value is not None, value
-    array: Array = value.const_value.numpy()
-    return array
