@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -86,22 +87,40 @@ def _explain_lost_ranks(store: Any, rank: int) -> None:  # Any: a store of torch
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
             _lost_others.append(error)
-        shown(kind, error, trace)  # first: torchrun may end this process in a moment, too
-        if _lost_others:
+        if not _lost_others:
+            shown(kind, error, trace)
+            return
+        with _not_terminated():
+            shown(kind, error, trace)
             sys.stderr.write(f"[rank{rank}]: {_lost(_ended(store, rank))}\n")
 
     sys.excepthook = show
 
 
+@contextmanager
+def _not_terminated() -> Iterator[None]:
+    """Last words come to their end: torchrun terminates all others as soon as it knows of one process that failed."""
+    held: Any = None
+    with suppress(ValueError):  # not in the main thread
+        held = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    if held is not None:
+        signal.signal(signal.SIGTERM, held)
+
+
 def _ended(store: Any, rank: int) -> list[int]:  # Any: a store of torch
     """The other ranks that wrote that their programs end, or do so in a moment: connections are closed before."""
-    keys = {other: _key(len(_met), other) for other in range(dist.get_world_size()) if other != rank}
+    others = [other for other in range(dist.get_world_size()) if other != rank]
     end, ended = time.monotonic() + ENDS_S, list[int]()
     with suppress(RuntimeError):  # all that torch says of stores: it may have ended with the rank that held it
-        while not ended and time.monotonic() < end:
+        while not (ended := [other for other in others if _wrote_end(store, other)]) and time.monotonic() < end:
             time.sleep(0.05)
-            ended = [other for other, key in keys.items() if store.check([key]) and store.get(key).decode() == _ENDED]
     return ended
+
+
+def _wrote_end(store: Any, rank: int) -> bool:  # Any: a store of torch
+    key = _key(len(_met), rank)
+    return bool(store.check([key])) and store.get(key).decode() == _ENDED
 
 
 def _lost(ended: list[int]) -> str:
