@@ -25,6 +25,7 @@ from pdv.schedule.pieces import Pieces
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.pipeline import STEADY, Durations, Sends, Timeline, compose
 from pdv.simulate.engine.shared import Cores, compose_shared
+from pdv.simulate.engine.steady import done
 from pdv.simulate.engine.task import PICO, picoseconds
 
 SENT = 0.02  # of a step, by which what one micro-batch sends may differ, and cuts are all alike
@@ -248,6 +249,8 @@ class Whole:
         cores, several = Cores.of(self.cluster, self.candidate.stages), STEADY if self._goes_on else 0
         if cores is None:
             both = Sends(sends, sends)
+            if not several:
+                return done(self._pipeline, durations, both)
             return compose(self._pipeline, durations, both, blocking=False, record=False, several=several)
         chunks = [Durations(*map(picoseconds, one)) for one in durations]
         sent = [picoseconds(one) for one in sends]

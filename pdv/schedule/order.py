@@ -14,12 +14,14 @@ Entry points: ``orders``, and ``why_not`` of what has none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pdv.problem.workload import AHEAD, FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
 from pdv.schedule.halves import dualpipev, zbv, zero_bubble
 from pdv.schedule.passes import Pass
+
+FILLED = 3  # times as many micro-batches as stages: what a pipeline holds it has held by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,16 @@ class Pipeline:
     def layout(self) -> Stages:
         """Which chunks each stage has."""
         return Stages(self.stages, self.virtual, folded=self.order in FOLDED)
+
+    def shortened(self, rounds: int) -> Pipeline:
+        """With fewer micro-batches by a multiple of stages, ``rounds`` times as many as those or a few more.
+
+        The same where there are no more, and where passes do not take turns but all go forward first.
+        """
+        p, most = self.stages, (rounds + 1) * self.stages
+        if self.order == "gpipe" or not self.train or self.micro_batches < most:
+            return self
+        return replace(self, micro_batches=rounds * p + self.micro_batches % p)
 
     def ahead(self, stage: int) -> tuple[Pass, ...]:
         """Forward passes of a stage that the step before has made."""
@@ -101,7 +113,8 @@ def most_held(pipeline: Pipeline, stage: int) -> Mapping[int, int]:
     held = dict.fromkeys(pipeline.layout.chunks_on(stage), 0)
     now = most = 0
     found = dict(held)
-    for step in (*pipeline.ahead(stage), *orders(pipeline)[stage]):
+    few = pipeline.shortened(FILLED)
+    for step in (*few.ahead(stage), *orders(few)[stage]):
         change = {"all": -1, "values": 0, "weights": -1}[step.part] if step.backward else 1
         held[step.chunk] += change
         now += change

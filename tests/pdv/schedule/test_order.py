@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from pdv.problem.workload import Order
-from pdv.schedule.order import Pipeline, in_flight, orders
+import itertools
+from typing import get_args
+
+import pytest
+
+from pdv.problem.workload import AHEAD, Order
+from pdv.schedule.order import Pipeline, in_flight, most_held, orders, why_not
 
 
 def spelled(pipeline: Pipeline, stage: int) -> str:
@@ -46,3 +51,24 @@ def test_activations_in_flight() -> None:
     assert held("1f1b") == [4, 3, 2, 1]
     assert held("eager-1f1b") == [7, 5, 3, 1]
     assert held("interleaved", 2) == [11, 9, 7, 5]
+
+
+@pytest.mark.parametrize("order", get_args(Order))
+def test_what_long_steps_hold_is_held_by_short_ones(order: Order) -> None:
+    """Counted pass by pass, where ``most_held`` looks at a few rounds of micro-batches."""
+    for ranks, each, count in itertools.product((1, 2, 3, 5, 8), (1, 2, 3), (*range(1, 50, 3), 64, 90)):
+        if why_not(order, ranks, each, count, recomputes=False) or (each > 1 and order in ("gpipe", "1f1b")):
+            continue
+        for moments in (1, 3) if each == 1 and order in AHEAD else (1,):
+            pipeline = Pipeline(ranks, each, count, order, moments=moments)
+            assert [most_held(pipeline, stage) for stage in range(ranks)] == [
+                counted(pipeline, stage) for stage in range(ranks)
+            ]
+
+
+def counted(pipeline: Pipeline, stage: int) -> dict[int, int]:
+    held, most = dict.fromkeys(pipeline.layout.chunks_on(stage), 0), dict[int, int]()
+    for one in (*pipeline.ahead(stage), *orders(pipeline)[stage]):
+        held[one.chunk] += -(one.part != "values") if one.backward else 1
+        most = dict(held) if sum(held.values()) > sum(most.values()) else most
+    return most
