@@ -171,7 +171,7 @@ class Space:
             return ()
         return tuple(
             (order, each)
-            for each in self.pinned.virtual(order)
+            for each in self.pinned.virtual(order, self.layers, candidate.stages)
             if candidate.stages * each <= self._most
             and not why_not(order, candidate.stages, each, count, recomputes=recompute != "none")
         )
@@ -356,9 +356,9 @@ class Space:
         return (self._resting() * resting + self._surely_kept / micro_batches) / self.cluster.num_devices
 
     @cached_property
-    def has_layers(self) -> bool:
-        """Whether anything repeats that might run again in backward."""
-        return any(pieces(self.problem.graph).layers)
+    def layers(self) -> int:
+        """How many pieces repeat, and might run again in backward."""
+        return sum(pieces(self.problem.graph).layers)
 
     @cached_property
     def is_tied(self) -> bool:

@@ -1,7 +1,7 @@
 """Where a pipeline is cut: runs of pieces whose slowest stage is as fast as can be, within every stage's memory.
 
 An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` and ``cut_pieces``; where stages differ,
-``sooner_cuts``, too.
+``sooner_cuts``, too, and where ranks have several, ``level``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pdv.pipelines.profile import Numbers, Profile
 ROUNDING = 1e-9
 # Times the fastest slowest stage, that one may take to fill a pipeline sooner.
 SLOWER = (1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)
+LEANING = 1e-3  # of a stage's time squared, by which the last is preferred to the first
+LEVELLED = 16  # the power of what ranks take, whose sum is made less: near the most of them, but it tells all apart
 
 Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -62,15 +64,21 @@ def held_bytes(profile: Profile, *, in_flight: float, recompute: bool) -> Number
     return resting + in_flight * run_sums(profile.entering_bytes) + _largest(profile.kept_bytes)
 
 
-def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
+def cut_pieces(costs: Sequence[Numbers], leaning: float = 0.0) -> tuple[int, ...] | None:
     """How many pieces each stage has, so that the slowest is fastest, of equals the most even; None if nothing fits.
 
-    ``costs``: by stage, [start, stop] seconds of a run of pieces.
+    ``costs``: by stage, [start, stop] seconds of a run of pieces. ``leaning``: of equally even ones, that whose later
+    stages (negative: earlier ones) have more.
     """
     slowest = least_over_cuts(costs, np.maximum)
     if not np.isfinite(slowest):
         return None
-    return _sizes(_best([np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs], np.add)[1])
+    weights = np.linspace(1.0, 1.0 - leaning * LEANING, len(costs))
+    squares = [
+        weight * np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2
+        for one, weight in zip(costs, weights, strict=True)
+    ]
+    return _sizes(_best(squares, np.add)[1])
 
 
 def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers], slowest: float) -> Iterator[tuple[int, ...]]:
@@ -83,6 +91,40 @@ def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers], slowest: fl
     for times in SLOWER:
         within = [np.where(one <= times * slowest, each, np.inf) for one, each in zip(costs, passes, strict=True)]
         yield _sizes(_best(within, np.add)[1])
+
+
+def level(costs: Sequence[Numbers], sizes: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
+    """A cut in which ranks that have several chunks are more alike in all: pieces go over borders while that helps.
+
+    A step takes no less than the rank that takes most, whatever its single chunks do. ``place``: by chunk, its rank.
+    """
+    ends, totals = [0, *accumulate(sizes)], [0.0] * (max(place) + 1)
+    for chunk, rank in enumerate(place):
+        totals[rank] += float(costs[chunk][ends[chunk], ends[chunk + 1]])
+    fair_s = sum(totals) / len(totals)
+
+    def gained(border: int, to: int) -> float:
+        """By how much ranks are more alike once a border lies elsewhere; negative if less."""
+        one, other = place[border - 1], place[border]
+        first, start, end, last = costs[border - 1], ends[border - 1], ends[border], ends[border + 1]
+        if one == other or not start < to < last:
+            return 0.0
+        more = float(first[start, to] - first[start, end]), float(costs[border][to, last] - costs[border][end, last])
+        before, after = (totals[one], totals[other]), (totals[one] + more[0], totals[other] + more[1])
+        return sum((x / fair_s) ** LEVELLED for x in before) - sum((x / fair_s) ** LEVELLED for x in after)
+
+    moves = [(border, by) for border in range(1, len(sizes)) for by in (-1, 1)]
+    while moves:
+        most, (border, by) = max((gained(border, ends[border] + by), (border, by)) for border, by in moves)
+        if not most > ROUNDING:
+            break
+        for chunk, run in (
+            (border - 1, (ends[border - 1], ends[border] + by)),
+            (border, (ends[border] + by, ends[border + 1])),
+        ):
+            totals[place[chunk]] += float(costs[chunk][run] - costs[chunk][ends[chunk], ends[chunk + 1]])
+        ends[border] += by
+    return tuple(stop - start for start, stop in pairwise(ends))
 
 
 def slowest_of(costs: Sequence[Numbers], sizes: Sequence[int]) -> float:

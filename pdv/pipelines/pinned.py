@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from ir.dims import divisors
 from ir.errors import ShardingError, UsageError, VerificationError
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
@@ -82,10 +83,19 @@ class Pinned:
         several = self.virtual_stages not in (None, 1)
         return several if self.schedule is None else self.schedule not in ONE_EACH
 
-    def virtual(self, order: Order) -> tuple[int, ...]:
-        """Stages on each rank that are looked at in an order of passes."""
-        allowed = {"interleaved": VIRTUAL, "zero-bubble": (1, *VIRTUAL), "2bw": (1,)}.get(order, (2,))
-        return allowed if self.virtual_stages is None else (self.virtual_stages,)
+    def virtual(self, order: Order, layers: int = 0, ranks: int = 1) -> tuple[int, ...]:
+        """Stages on each rank that are looked at in an order of passes, of a model of so many equal layers.
+
+        Where ranks have as many layers each: numbers near ``VIRTUAL`` by which stages have, too, and one layer a stage.
+        """
+        if self.virtual_stages is not None:
+            return (self.virtual_stages,)
+        several = VIRTUAL
+        if layers and layers % ranks == 0:
+            even = divisors(layers // ranks)[1:]
+            near = {min(even, key=lambda each: abs(math.log(each / some))) for some in VIRTUAL if even}
+            several = tuple(sorted(near | set(even[-1:]))) or VIRTUAL
+        return {"interleaved": several, "zero-bubble": (1, *several), "2bw": (1,)}.get(order, (2,))
 
     @property
     def devices(self) -> int | None:

@@ -15,7 +15,7 @@ from pdv.cluster import Cluster, Link
 from pdv.cluster.host import slowest_host
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
-from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, slowest_of, sooner_cuts, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, level, run_sums, slowest_of, sooner_cuts, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
 from pdv.problem.recomputation import HOSTED
@@ -91,9 +91,9 @@ class Whole:
             whole = (self.profiles[0].count,)
             return whole if self.held(whole)[0] <= limit else None
         if self.mode.virtual > 1:  # chunks of a rank are unequal: what one leaves, another may take
-            sizes = cut_pieces(self.costs(math.inf))
-            if sizes is not None and max(self.held(sizes)) <= limit:
-                return sizes
+            fitting = [sizes for sizes in self._level_cuts(math.inf) if max(self.held(sizes)) <= limit]
+            fitting = fitting or self._level_cuts(limit)
+            return min(fitting, key=self.step_s, default=None)
         costs = self.costs(limit)
         sizes = cut_pieces(costs)
         if sizes is None:
@@ -103,12 +103,23 @@ class Whole:
             return sizes
         return min(dict.fromkeys((sizes, *sooner_cuts(costs, self._passes, slowest_s))), key=self.step_s)
 
+    def _level_cuts(self, limit: float) -> list[tuple[int, ...]]:
+        """Of chunks within an equal part of each rank's room: the slowest fastest, and ranks more alike in all.
+
+        Where micro-batches take turns, who comes later in a turn waits for who takes longer in it: it matters, too,
+        which of equal chunks have one piece more.
+        """
+        costs = self.costs(limit)
+        place = [self._pipeline.layout.place_of(chunk) for chunk in range(self.chunks)]
+        found = [cut for leaning in (0.0, 1.0, -1.0) if (cut := cut_pieces(costs, leaning)) is not None]
+        return [*dict.fromkeys((*found, *(level(costs, cut, place) for cut in found)))]
+
     def _differs(self, slowest_s: float) -> bool:
         """Whether cuts differ in what one micro-batch takes of all stages, and of sends between them.
 
         ``slowest_s``: of a step, what its slowest stage takes.
         """
-        if self.mode.virtual > 1 or Cores.of(self.cluster, self.candidate.stages) is not None:
+        if Cores.of(self.cluster, self.candidate.stages) is not None:
             return False
         if len(self.profiles.kinds) > 1:
             return True

@@ -195,7 +195,7 @@ def hosted_bytes(space: Space, found: Found) -> float | None:
     """
     candidate, mode = found.estimate.candidate, found.estimate.mode
     on_cpu = any(entry.device.kind == "cpu" for entry in space.cluster.classes)
-    if on_cpu or mode.recompute not in ON_HOST or mode.order in IN_HALVES or not space.has_layers:
+    if on_cpu or mode.recompute not in ON_HOST or mode.order in IN_HALVES or not space.layers:
         return None
     own = pieces(found.plan.solution.graph)
     stages = found.plan.stages

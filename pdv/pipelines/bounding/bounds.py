@@ -343,12 +343,12 @@ class Bounds:
 
     @cached_property
     def _may_repeat(self) -> bool:
-        return "full" in self.space.recomputations and self.space.has_layers
+        return "full" in self.space.recomputations and self.space.layers > 0
 
     @property
     def _may_host(self) -> bool:
         """Whether layers may leave nothing on the device, which takes no time at best."""
-        return self.space.pinned.activations is not None and self.space.has_layers
+        return self.space.pinned.activations is not None and self.space.layers > 0
 
     def _may_keep(self, stages: int, micro_batches: int) -> bool:
         """Whether an even cut of all that is kept would fit."""
