@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pdv.cluster import Link
-from pdv.pipelines.cuts import cut_pieces, held_bytes, run_sums, sooner_cuts, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, level, run_sums, sooner_cuts, stage_costs
 from pdv.pipelines.profile import Numbers, Profile
 
 
@@ -123,3 +123,39 @@ def test_equal_pieces_are_spread_evenly() -> None:
     sizes = cut_pieces(_costs(own, (1, 1, 1), 1e9))
     assert sizes is not None
     assert sorted(sizes) == [2, 3, 3]
+
+
+def spread(costs: list[Numbers], sizes: tuple[int, ...], place: list[int]) -> list[float]:
+    """Seconds of each rank."""
+    ends, totals = [0, *itertools.accumulate(sizes)], [0.0] * (max(place) + 1)
+    for chunk, rank in enumerate(place):
+        totals[rank] += float(costs[chunk][ends[chunk], ends[chunk + 1]])
+    return totals
+
+
+def test_equal_layers_beside_a_long_end_are_shared_by_ranks() -> None:
+    """32 layers and a head that takes as long as two, on two ranks with eight chunks each."""
+    each = np.array([0.1, *[1.0] * 32, 2.0])
+    costs, place = [np.where(np.tri(35) > 0, np.inf, run_sums(each))] * 16, [0, 1] * 8
+    even = (3, 2, 2, 2, 2, 3, *[2] * 10)
+    assert spread(costs, even, place) == pytest.approx([16.1, 18.0])
+    assert spread(costs, level(costs, even, place), place) == pytest.approx([17.1, 17.0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_are_never_less_alike_when_level(seed: int) -> None:
+    own, ranks = chain(14, seed), 3
+    costs = [stage_costs(own, micro_batches=4, in_flight=1, limit=1e9, recompute=False)] * 6
+    place = [chunk % ranks for chunk in range(6)]
+    sizes = cut_pieces(costs)
+    assert sizes is not None
+    levelled = level(costs, sizes, place)
+    assert sum(levelled) == 14
+    assert min(levelled) >= 1
+    assert max(spread(costs, levelled, place)) <= max(spread(costs, sizes, place)) * (1 + 1e-9)
+
+
+def test_of_equally_even_cuts_the_later_or_the_earlier_stages_have_more() -> None:
+    costs = [np.where(np.tri(11) > 0, np.inf, run_sums(np.ones(10)))] * 4
+    assert cut_pieces(costs, 1.0) == (2, 2, 3, 3)
+    assert cut_pieces(costs, -1.0) == (3, 3, 2, 2)

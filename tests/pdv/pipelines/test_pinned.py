@@ -242,3 +242,11 @@ def test_pins_speak_of_the_inside_of_each_stage() -> None:
 def test_pins_that_no_stage_has_are_named(pins: dict[str, Any], told: str) -> None:
     with pytest.raises(PinsError, match=told):
         pinned_inside(pins, micro_batches=4)
+
+
+def test_ranks_with_equal_layers_have_equal_stages() -> None:
+    """96 layers on 8 ranks: 12 each, in 2, 4, 6 or 12 stages; 126 do not divide into 64."""
+    assert Pinned().virtual("interleaved", 96, 8) == (2, 4, 6, 12)
+    assert Pinned().virtual("interleaved", 80, 8) == (2, 5, 10)
+    assert Pinned().virtual("interleaved", 126, 64) == Pinned().virtual("interleaved") == (2, 4, 8)
+    assert Pinned(virtual_stages=3).virtual("interleaved", 96, 8) == (3,)
