@@ -90,7 +90,7 @@ class Pinned:
         """
         if self.virtual_stages is not None:
             return (self.virtual_stages,)
-        several = VIRTUAL
+        several: tuple[int, ...] = VIRTUAL
         if layers and layers % ranks == 0:
             even = divisors(layers // ranks)[1:]
             near = {min(even, key=lambda each: abs(math.log(each / some))) for some in VIRTUAL if even}
