@@ -220,6 +220,16 @@ class Whole:
 
     def step_s(self, sizes: Sequence[int]) -> float:
         """Seconds of a step: the passes of all stages, each as soon as what it needs is there."""
+        key = tuple(sizes)
+        if key not in self._steps_s:
+            self._steps_s[key] = self._compose(sizes)
+        return self._steps_s[key]
+
+    @cached_property
+    def _steps_s(self) -> dict[tuple[int, ...], float]:
+        return {}
+
+    def _compose(self, sizes: Sequence[int]) -> float:
         ends, links, timed = [0, *accumulate(sizes)], self.links, self._timed
         durations, sends = [], []
         for chunk in range(self.chunks):
