@@ -139,6 +139,7 @@ class _Strips:
         self.strips: list[list[int]] = []
         self.lanes: dict[tuple[int, int], str] = {}
         self._known: dict[int, int] = {}
+        self._seen: set[tuple[int, int]] = set()  # stages with patterns: hundreds of thousands of strips have few
         self._lanes_of: list[dict[tuple[int, int], str]] = []
 
     def add(self, strip: Strip) -> None:
@@ -149,11 +150,14 @@ class _Strips:
         if strip.tasks not in self._known:
             self._known[strip.tasks] = self._pattern(tasks)
         number = self._known[strip.tasks]
-        for (kind, lane), name in self._lanes_of[number].items():
-            self.lanes[self._row(strip.stage, kind), lane] = name
-        end = strip.start + max((end for _, _, end in tasks), default=0)
+        if (strip.stage, number) not in self._seen:
+            self._seen.add((strip.stage, number))
+            for (kind, lane), name in self._lanes_of[number].items():
+                self.lanes[self._row(strip.stage, kind), lane] = name
         if strip.turn is not None and self._drawing.ran.timeline is not None:
             end = self._drawing.turns[strip.turn][1]
+        else:
+            end = strip.start + max((end for _, _, end in tasks), default=0)
         self.strips.append([strip.stage, strip.start, number, end, *_turn(strip)])
 
     def _pattern(self, tasks: tuple[Timed, ...]) -> int:
