@@ -42,8 +42,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "ir": ("ir",),
     "learned_cost": ("learned_cost",),
     "files": (
-        "pdv.arguments", "pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.watch", "pdv.plan.seal",
-        "pdv.plan.source",
+        "pdv.arguments", "pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.programs", "pdv.watch",
+        "pdv.plan.seal", "pdv.plan.source",
     ),
     "rewrite": ("pdv.rewrite",),
     "passes": ("pdv.passes",),

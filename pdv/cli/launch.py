@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,6 +40,7 @@ def launch(
 ) -> None:
     """Print, or run, the commands that start a script on a plan's cluster: hosts, ranks in mesh order, environment."""
     from pdv.launch import WAYS, own_environment, read_launch
+    from pdv.programs import run_to_end
 
     way = values.choice("--for", form, WAYS)
     names = tuple(name.strip() for name in hosts.split(",")) if hosts else ()
@@ -52,7 +50,7 @@ def launch(
             raise UsageError("--run starts torchrun on this host", mend="Leave --for and --json out")
         host = _own_place(len(found.processes), node_rank, named=bool(names))
         words = [sys.executable, "-m", "torch.distributed.run", *found.arguments(host)]
-        raise typer.Exit(_run(words, own_environment(found)))
+        raise typer.Exit(run_to_end(words, own_environment(found)).returncode)
     text = {"torchrun": found.torchrun, "slurm": found.slurm, "kubernetes": found.kubernetes}[way]()
     if as_json:
         commands = [["torchrun", *found.arguments(host)] for host in range(len(found.processes))]
@@ -60,31 +58,6 @@ def launch(
         print_json("launch", processes=list(found.processes), commands=commands, environment=environment, text=text)
     else:
         print(text)
-
-
-def _run(words: list[str], environment: Mapping[str, str]) -> int:
-    """The exit code of a program that is ended when this one is: torchrun's processes would train on without it."""
-    with subprocess.Popen(words, env=environment) as program:  # noqa: S603  # the user's own script
-
-        def hand_on(number: int, _: object) -> None:
-            if number != signal.SIGINT or not _is_on_terminal():
-                program.send_signal(number)
-
-        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return program.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _is_on_terminal() -> bool:
-    """Whether what is typed there (Ctrl-C) is told to all programs that this one has started, too, by the terminal."""
-    try:
-        with Path("/dev/tty").open() as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def _own_place(count: int, node_rank: int | None, *, named: bool) -> int:

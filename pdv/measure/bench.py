@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from pdv.plan.package import read_document
 from pdv.plan.running import running_of
 from pdv.prices import priced_by
 from pdv.problem import Problem
+from pdv.programs import run_to_end
 from pdv.report.loaded import Loaded, load_plan, workload_of_plan
 
 Document = dict[str, Any]  # Any: JSON
@@ -139,9 +139,7 @@ def run_steps(asked: Asked, request: Document, processes: int) -> Document:
             words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *words]
         paths = str(asked.directory.resolve().parent), *filter(None, sys.path), os.environ.get("PYTHONPATH", "")
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        done = subprocess.run(  # noqa: S603  # this Python, and the user's own package
-            [sys.executable, *words], check=False, env=environment, capture_output=True, text=True
-        )
+        done = run_to_end([sys.executable, *words], environment, capture=True)
         answer = path.with_name("answer.json")
         if done.returncode or not answer.is_file():
             said = _reason(done.stderr)
