@@ -39,7 +39,7 @@ from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.rewrite.match import Match, matches
 from pdv.rewrite.parallel_rules import ParallelRule
-from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten, served
+from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten, serve_alike, served
 from pdv.rewrite.rule import Rule, by_name
 from pdv.search.assemble import rewritten_graph
 from pdv.search.blocks import split_blocks, tied_params
@@ -189,15 +189,15 @@ def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
     graph = problem.graph
     for step in steps:
         if step["rule"] in rules:
-            graph = _apply(graph, rules[step["rule"]], step, tied)
+            graph = _apply(graph, rules[step["rule"]], step, tied, train=problem.train)
     return graph
 
 
-def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph:
+def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str], *, train: bool) -> Graph:
     """The graph with a rule applied at all sites at once; a site lists operators in the order of the rule's pattern."""
     nodes = operators(graph)
     fixed = {param for param in graph.params if param.attr("name") in tied}
-    serves = served(nodes, [node for _, node in graph.outputs if not node.is_leaf])
+    serves = served(nodes, [node for _, node in graph.outputs])
     found: list[Match] = []
     for site in step["sites"]:
         require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
@@ -220,7 +220,10 @@ def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph
     new = rewritten(k, nodes, found, leaf)
     outputs = {name: new[node] if node in new else leaf(node) for name, node in graph.outputs}
     updates = {name: new[node] if node in new else leaf(node) for name, node in graph.updates}
-    return k.graph(outputs, updates, graph.name)
+    made = k.graph(outputs, updates, graph.name)
+    alike = not train or serve_alike(served(operators(made), [node for _, node in made.outputs]), serves)
+    require(alike, f"{rule.name} lets outputs depend on parameters of others")
+    return made
 
 
 def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:

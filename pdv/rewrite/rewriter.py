@@ -136,6 +136,11 @@ def served(nodes: Sequence[Node], roots: Sequence[Node]) -> Serves:
     return found
 
 
+def serve_alike(new: Serves, old: Serves) -> bool:
+    """Whether each stored tensor that is still read serves what it did."""
+    return all(old.get(source) == numbers for source, numbers in new.items())
+
+
 def _joined_name(names: Sequence[str]) -> str:
     """``h.0.q_k_v.weight`` of ``h.0.q.weight``, ``h.0.k.weight`` and ``h.0.v.weight``."""
     split = [name.split(".") for name in names]

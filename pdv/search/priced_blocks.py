@@ -161,9 +161,9 @@ class BlockPricer:
 
         numbers = {param: number for number, param in enumerate(self.ties.tables)}
         wanted = wanted_sinks(block, self.problem.mesh)
-        rules, loses = self.problem.rules, self.problem.pins.loses
+        rules, loses, train = self.problem.rules, self.problem.pins.loses, self.problem.train
         rewrites = self._source.rewrites(block) if self._source is not None else None
-        kept = explore(block, rules, numbers, solve, self._survey, self._late, wanted, loses, rewrites)
+        kept = explore(block, rules, numbers, solve, self._survey, self._late, wanted, loses, rewrites, train=train)
         self.variants[block.key] = [variant for variant, _ in kept]
         self._free |= {(block.key, number): solved for number, (_, solved) in enumerate(kept)}
         self._models |= {(block.key, number): models[variant.block] for number, (variant, _) in enumerate(kept)}

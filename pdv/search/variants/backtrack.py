@@ -16,6 +16,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.problem.problem import loses_nothing
+from pdv.rewrite.rewriter import serve_alike
 from pdv.rewrite.rule import Rule
 from pdv.search.blocks import Block
 from pdv.search.solver.block_table import Choices, Solved
@@ -74,6 +75,8 @@ def explore(
     wanted: Sequence[Sharding] = (),
     loses: Callable[[Sequence[Node], Sequence[Node]], bool] = loses_nothing,
     rewrites: Rewrites | None = None,
+    *,
+    train: bool = False,
 ) -> list[tuple[Variant, Solved]]:
     """The block itself, and the variants of it that save something somewhere, priced exactly.
 
@@ -87,6 +90,8 @@ def explore(
         wanted: shardings of the sink by which variants are compared, whatever each can make.
         loses: whether a variant loses what is pinned of the block; such are not looked at, for they look cheap.
         rewrites: what the rules made of the block before, read and added to.
+        train: whether each parameter is to serve what it serves in the block. Of a product of several heads' weights
+            each would have a gradient, of zeros, where the loss reads the other's output alone.
     """
     first = Variant(block)
     solved = {first: solve(block)}
@@ -99,7 +104,12 @@ def explore(
         return (by_sink(solved[variant], wanted),)
 
     least = survey.least_seconds if survey is not None else lambda block: 0.0
-    exploration = _Exploration(block, rules, rewrites or Rewrites(block, tied), tables, least, deadline, loses)
+
+    def is_lost(variant: Variant) -> bool:
+        apart = train and not serve_alike(variant.serves, first.serves)
+        return apart or loses(block.nodes, variant.block.nodes)
+
+    exploration = _Exploration(block, rules, rewrites or Rewrites(block, tied), tables, least, deadline, is_lost)
     chosen = _choose(exploration.run(first), MAX_VARIANTS)
     return [(variant, solved[variant] if variant in solved else solve(variant.block)) for variant in chosen]
 
@@ -131,7 +141,7 @@ class _Exploration:
         tables: Callable[[Variant], Sequence[Table]],
         least: Callable[[Block], float],
         deadline: Deadline,
-        loses: Callable[[Sequence[Node], Sequence[Node]], bool],
+        is_lost: Callable[[Variant], bool],
     ) -> None:
         self._block = block
         self._rules = rules
@@ -139,7 +149,7 @@ class _Exploration:
         self._tables = tables
         self._least = least
         self._deadline = deadline
-        self._loses = loses
+        self._is_lost = is_lost
         self._canonical = rewrites.canonical
         self._seen: set[tuple[str, ...]] = set()
         self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, priced)
@@ -188,7 +198,7 @@ class _Exploration:
                 following = self._rewrites.following(before, rule)
                 if following is None or len(following.block.nodes) > most:
                     break
-                if self._loses(self._block.nodes, following.block.nodes):
+                if self._is_lost(following):
                     break
                 key = self._key(following)
                 if key not in self._seen:

@@ -169,7 +169,10 @@ def test_a_rule_that_matches_nothing_is_refused() -> None:
 
 
 def test_heads_of_several_outputs_are_joined_in_a_replay_as_in_the_search() -> None:
-    """Each read twice, so that a joined parameter, which only a replay would make of them, moved what is tied."""
+    """Each read twice, so that a joined parameter, which only a replay would make of them, moved what is tied.
+
+    A product of both lets each output depend on both, of which training would tell.
+    """
     k = Builder()
     heads = {name: k.param(name, f32(8, 32)) for name in "ab"}
     bodies = [k.tanh(k.input(name, f32(8, 32))) for name in "xy"]
@@ -181,6 +184,8 @@ def test_heads_of_several_outputs_are_joined_in_a_replay_as_in_the_search() -> N
         sites = [numbered[products[name][number]] for name in "ab"]
         assert all(node.operands[0] is body for node in (products[name][number] for name in "ab"))
         steps = [{"rule": "fuse-linears", "bindings": {}, "sites": [*(steps[0]["sites"] if steps else []), sites]}]
-    pcg = replay(problem(graph, FOUR, rules=RULES), steps)
+    pcg = replay(problem(graph, FOUR, rules=RULES, mode="infer"), steps)
     assert {param.attr("name") for param in pcg.params} == {"a", "b"}
     verify_equal(graph, pcg, FOUR)
+    with pytest.raises(VerificationError, match="lets outputs depend on parameters of others"):
+        replay(problem(graph, FOUR, rules=RULES), steps)

@@ -155,6 +155,25 @@ def test_heads_of_several_outputs_stay_apart(apart: bool) -> None:
     assert bool(joined) is not apart
 
 
+@pytest.mark.parametrize("widths", [(8, 8), (6, 2)])
+def test_a_parameter_serves_the_outputs_that_it_served(widths: tuple[int, int]) -> None:
+    """Products of joined values read weights of both heads: behind them these would serve both, and then be joined."""
+    k = Builder()
+    h = k.tanh(k.linear(k.input("x", f32(8, 16)), k.param("body", f32(32, 16))))
+    heads = {
+        name: k.add(k.linear(h, k.param(f"{name}.weight", f32(n, 32))), k.param(f"{name}.bias", f32(n)))
+        for name, n in zip("ab", widths, strict=True)
+    }
+    graph = k.graph(heads)
+    for train in (True, False):
+        found = []
+        for block in split_blocks(graph, RULES):
+            survey = Survey(problem(graph, Mesh.of(a=2), rules=RULES))
+            made = explore(block, RULES, tied_params(graph), lambda _: None, survey, train=train)  # type: ignore[arg-type,return-value]
+            found += [variant.serves == Variant(block).serves for variant, _ in made]
+        assert all(found) is train
+
+
 def test_a_weight_whose_product_is_read_again_is_not_joined_to_another() -> None:
     """h + down(relu(up h)) with h = in x: a product of (in, down) leaves h to be computed, of the weight by itself."""
     graph = mlp()
