@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Launch:
         return "\n".join(
             [
                 "#!/bin/bash",
-                f"#SBATCH --job-name={self.name}",
+                f"#SBATCH --job-name={shlex.quote(self.name)}",
                 f"#SBATCH --nodes={len(self.processes)}",
                 "#SBATCH --ntasks-per-node=1",
                 f"#SBATCH {devices}",
@@ -99,10 +100,11 @@ class Launch:
             UsageError: if hosts have different numbers of devices.
         """
         each, count = self._each("kubernetes"), len(self.processes)
-        name = self.name.lower().replace("_", "-").strip("-")[:50]
+        name = _label(self.name)
         limits = {"nvidia.com/gpu": each} if self.on_gpus else {"cpu": each}
         place = f"--node-rank=$(JOB_COMPLETION_INDEX) --master-addr={name}-0.{name} --master-port={self.port}"
-        words = ["torchrun", f"--nnodes={count}", f"--nproc-per-node={each}", *place.split(), *self.words]
+        words = ["torchrun", f"--nnodes={count}", f"--nproc-per-node={each}", *place.split()]
+        words += [word.replace("$", "$$") for word in self.words]  # which Kubernetes reads as one
         pod = {
             "subdomain": name,
             "restartPolicy": "Never",
@@ -139,6 +141,12 @@ class Launch:
                 mend="Write --for torchrun, which gives each host a line of its own",
             )
         return self.processes[0]
+
+
+def _label(name: str) -> str:
+    """A name as DNS takes it of a service: lower case letters, digits and hyphens, a letter first, 63 at most."""
+    found = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (found if found[:1].isalpha() else f"pdv-{found}")[:50].strip("-")
 
 
 def read_launch(

@@ -126,6 +126,22 @@ def test_kubernetes_has_a_pod_for_each_host(package: Callable[..., None], capsys
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 
+def test_kubernetes_hands_dollars_on_and_is_given_a_name_that_it_takes(
+    package: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reads ``$$`` as one, and ``$(NAME)`` as a variable; names of services are labels of DNS."""
+    package(GPUS, network="ib-hdr")
+    Path("gpt_2_pdv").rename("2 Größen.v1_pdv")
+    arguments = ["--", "$(PYTHONPATH)", "a$$b", "$"]
+    assert cli.run(["launch", "2 Größen.v1_pdv", "train.py", "--for", "kubernetes", *arguments]) == 0
+    service, job = (json.loads(part) for part in capsys.readouterr().out.split("---\n")[1:])
+    assert service["metadata"]["name"] == job["metadata"]["name"] == "pdv-2-gr-en-v1-pdv"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-3:] == ["$$(PYTHONPATH)", "a$$$$b", "$$"]
+    assert cli.run(["launch", "2 Größen.v1_pdv", "train.py", "--for", "slurm"]) == 0
+    assert "#SBATCH --job-name='2 Größen.v1_pdv'\n" in capsys.readouterr().out
+
+
 def test_what_is_missing_is_told(package: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     package({**CPU, "count": 2})
     assert "2 hosts, with no --node-rank and without --hosts" in refused(capsys, "--run")
