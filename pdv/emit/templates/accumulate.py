@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .calls import check_divisible
-from .losses import LossFn, batch_terms, nothing_trained
+from .kernels.refused import nothing_trained, told
+from .losses import LossFn, batch_terms
 from .optimizers import look_at_steps
 from .parallel import Axis
 from .stored import local_piece
@@ -65,6 +66,7 @@ class Given:
         self._axes, self._stage = axes
         self._cut = [axis for axis in self._axes if axis.size > 1]
         self._terms: list[Tensor] = []
+        self._failed: list[Exception] = []  # what ``loss_fn`` raised, of which others learn with the loss
 
     def kinds(self, model: nn.Module) -> tuple[object, ...]:
         """What shapes and types of values between stages depend on: inputs, and in what the model computes."""
@@ -76,15 +78,19 @@ class Given:
     def loss_of(self, output: Any, number: Tensor) -> Tensor:
         """See ``Loss``."""
         target, reduction = shard_batch(self._wanted[int(number)], self._axes), self._reduction
-        found = batch_terms(self._loss_fn, output, target, self._cut, reduction, self._count)
+        loss_fn = _nothing if self._failed else self._loss_fn
+        failed = self._failed if self._cut or self._stage.size > 1 else None
+        found = batch_terms(loss_fn, output, target, self._cut, reduction, self._count, failed)
         found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
         if found.size(1) > 1 and reduction == "mean":
-            raise ValueError(
+            error = ValueError(
                 f"several-means: loss_fn returned {found.size(1)} pairs, each a mean of its own, and a step runs in "
                 f"{self._count} micro-batches. Their weights are known behind the last one, and the gradient is one "
                 "sum by then, which several weights cannot divide. Return one pair: the sums, scaled by what you know "
                 'of the whole batch, added up. Or say reduction="sum", and return sums so scaled.'
             )
+            self._failed.append(error)
+            found = 0 * found[:, :1]
         self._terms.append(found.detach().sum(1))
         return found[0].sum()
 
@@ -107,9 +113,10 @@ class Given:
     def _total(self, source: int | None, scales: Scales | None) -> tuple[Tensor, Tensor]:
         """Sum and weight of the losses of the whole batch, on every rank."""
         device = self.batches[0][0].device
-        found = torch.zeros(2, device=device, dtype=torch.float64)  # one type, whatever a stage computes in
+        found = torch.zeros(3, device=device, dtype=torch.float64)  # one type, whatever a stage computes in
         for pair in self._terms:
-            found += pair
+            found[:2] += pair
+        found[2] = len(self._failed)
         if scales is not None:
             found = torch.cat([found, scales.found().to(found)])
         for axis in (*self._cut, *([self._stage] if source is None else [])):
@@ -119,9 +126,15 @@ class Given:
             sent = dist.broadcast(found, source, group=self._stage.group, async_op=True)
             if source != dist.get_rank():
                 sent.wait()
+        total, weight = told(found[:3], 2, self._failed)
         if scales is not None:
-            scales.check(found[2:] / math.prod(axis.size for axis in self._cut))
-        return found[0], found[1]
+            scales.check(found[3:] / math.prod(axis.size for axis in self._cut))
+        return total, weight
+
+
+def _nothing(*_: Any) -> tuple[float, int]:
+    """In place of a loss that ended in an error: the other micro-batches pass, as other ranks wait for them."""
+    return 0.0, 0
 
 
 def train_in_parts(

@@ -282,7 +282,7 @@ def check_ranks(
         meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})")
         check_same(model, given, own)
         if is_training and _is_power_of_two(count):
-            _compare_weights(model, go_on=count > 1)
+            compare_weights(model, go_on=count > 1)
 
 
 def _is_power_of_two(count: int) -> bool:
@@ -323,12 +323,14 @@ def _sums_of(given: Sequence[Any], device: torch.device) -> Tensor:
 def check_in_sync(model: ParallelModule) -> None:
     """As ``ParallelModule.check_in_sync``."""
     meet(model, "check_in_sync")
-    _compare_weights(model)
+    compare_weights(model)
 
 
 @torch.no_grad()
-def _compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
+def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
     """Whether ranks that hold the same parameter or buffer hold the same bits: two small all-reduces an axis.
+
+    Before whole weights are handed out, too: behind the last comparison of a training, a rank alone may step.
 
     Raises:
         RuntimeError: naming those that differ, on all ranks; to ``go_on`` all take the first one's, with a warning.
@@ -336,6 +338,8 @@ def _compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
     """
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
+    if model.mesh.ranks is None or not held:
+        return
     axes = model.mesh.axes
     along = [(axis, [axis not in cut_over(axes, x) for _, x in held]) for axis in axes if axis.size > 1]
     check_steps(model.mesh.sums, [axis for axis, same in along if not all(same)], model.mesh.device)

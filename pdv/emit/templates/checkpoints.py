@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from .calls import compare_weights
 from .kernels.meetings import meet
 from .parallel import combine
 from .stored import Files, Held, SourceNames, Stored, take_view
@@ -42,6 +43,7 @@ def full_state(model: ParallelModule) -> dict[str, Tensor]:
     """As ``ParallelModule.full_state_dict``: tensors that share memory in the source share it here."""
     meet(model, "full_state_dict")
     _check_kept(model)
+    compare_weights(model, go_on=True)
     found = _under_all_names(model, model.whole(lambda tensor: tensor.detach(), rest=True))
     if model.mesh.origins:
         file = model.mesh.origins[0][1].file
@@ -177,6 +179,7 @@ def save(model: ParallelModule, folder: str | os.PathLike[str], most: int, *, ov
     """As ``ParallelModule.save_safetensors``."""
     meet(model, "save_safetensors")
     _check_kept(model)
+    compare_weights(model, go_on=True)
     origins = model.mesh.origins
     file = origins[0][1].file if origins else None
     tables = _gather({name: entry for tensor, stored in origins for name, entry in _entries(tensor, stored).items()})

@@ -160,8 +160,7 @@ def unbroken(model: PipelinedModule) -> Iterator[None]:
 def _refuse(*_: Any, **__: Any) -> Any:
     raise RuntimeError(
         "step-not-ended: an error ended a step of this pipeline half-way, other stages wait for what it did not send, "
-        "so no step can follow. Let the error end the process, and go on from a checkpoint; what a loss_fn may raise, "
-        "such as for a batch to leave out, ask before train_step, on all ranks."
+        "so no step can follow. Let the error end the process, and go on from a checkpoint."
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
+from .kernels.refused import bad_loss, nothing_trained, text, told, unknown_own_loss, unknown_weights
 from .parallel import Axis, all_reduce_steps
 
 Term = tuple[Tensor | float, Tensor | float]
@@ -26,6 +27,8 @@ Term = tuple[Tensor | float, Tensor | float]
 passes: deque[int] = deque(maxlen=64)
 """Autograd's numbers of the last backward passes through outputs of which each rank has rows of its own."""
 LossFn = Callable[[Any, Any], Tensor | Term | Sequence[Term]]
+_counts = [1]
+"""How many pairs the last ``loss_fn`` returned: as many as others sum, where it ends in an error on this rank."""
 
 # Losses of torch of which every row's share in the mean is known, each with its module and the options it may have.
 _TORCH_LOSSES: tuple[tuple[Callable[..., Tensor], type[nn.Module], tuple[str, ...]], ...] = (
@@ -41,8 +44,12 @@ _TORCH_LOSSES: tuple[tuple[Callable[..., Tensor], type[nn.Module], tuple[str, ..
     (F.poisson_nll_loss, nn.PoissonNLLLoss, ("log_input", "full", "eps")),
     (F.soft_margin_loss, nn.SoftMarginLoss, ()),
     (F.hinge_embedding_loss, nn.HingeEmbeddingLoss, ("margin",)),
+    (F.multi_margin_loss, nn.MultiMarginLoss, ("p", "margin", "weight")),
+    (F.multilabel_margin_loss, nn.MultiLabelMarginLoss, ()),
+    (F.multilabel_soft_margin_loss, nn.MultiLabelSoftMarginLoss, ("weight",)),
 )
 _OF_CLASSES = {F.cross_entropy, F.nll_loss}
+_OF_ROWS = {F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss}  # one number each
 
 
 def batch_loss(
@@ -58,24 +65,34 @@ def batch_loss(
     output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
     of ``begin_weight``.
 
+    Where ``loss_fn`` ends in an error on one rank, on a CPU, others learn of it, behind backward at the latest.
+
     Raises:
         ValueError: if what ``loss_fn`` returns does not determine the loss of the whole batch.
+        RuntimeError: if ``loss_fn`` raised anything on another rank.
     """
     axes = [axis for axis in batch_axes if axis.size > 1]
-    totals = batch_terms(loss_fn, output, target, axes, reduction)
+    failed: list[Exception] = []
+    first = output[0] if isinstance(output, tuple) else output
+    can_tell = bool(axes) and first.device.type == "cpu"  # a host would wait for a GPU
+    totals = batch_terms(loss_fn, output, target, axes, reduction, failed=failed if can_tell else None)
     if totals.dim() != 2:
         return totals, totals.detach
-    losses, weights = totals.detach().clone()
+    if not failed:
+        _counts[:] = [totals.size(1)]
+    count = 1 if weigh else _counts[0]
+    beside = totals.new_tensor([len(failed)] if can_tell else [])
+    losses, weights = (torch.cat([x.expand(count), beside]) for x in totals.detach())
     if reduction == "sum":
-        weights = torch.ones_like(weights)
+        weights = torch.ones_like(weights[:count])
     elif weigh is not None:
-        weights = weigh(weights).to(weights)
+        weights = weigh(weights[:count]).to(weights)
     else:
-        weights = _Sum(weights, axes).wait()
+        weights = told(_Sum(weights, axes).wait(), count, failed)
     summed = _Sum(losses, axes)
 
     def whole() -> Tensor:
-        return (summed.wait() / weights).sum()
+        return (told(summed.wait(), count, failed) / weights).sum()
 
     return (totals[0] / weights).sum(), whole
 
@@ -94,7 +111,11 @@ def begin_weight(
     function, options = torch_mean
     if not _is_of_labels(function, target):  # numbers of elements, of which all ranks have as many
         return lambda weights: weights * math.prod(axis.size for axis in axes)
-    summed = _Sum(_weight_of_labels(target, options).to(torch.float64), axes)
+    try:
+        own = _weight_of_labels(target, options)
+    except Exception:  # noqa: BLE001  # labels that are none: the loss will say so
+        own = target.new_zeros(())
+    summed = _Sum(own.to(torch.float64), axes)
     return lambda weights: summed.wait()
 
 
@@ -112,11 +133,18 @@ class _Sum:
 
 
 def batch_terms(
-    loss_fn: LossFn, output: Any, target: Any, axes: Sequence[Axis], reduction: str, micro_batches: int = 1
+    loss_fn: LossFn,
+    output: Any,
+    target: Any,
+    axes: Sequence[Axis],
+    reduction: str,
+    micro_batches: int = 1,
+    failed: list[Exception] | None = None,
 ) -> Tensor:
     """[2, terms]: the sums of these rows' losses and their weights; or the loss, where these are all rows there are.
 
-    axes: along which other ranks have other rows; micro_batches: how many of these rows there are in a step.
+    axes: along which other ranks have other rows; micro_batches: how many of these rows there are in a step. failed:
+    gets what ``loss_fn`` raises, where other ranks do what this one has to do with them, too; sums are zero then.
 
     Raises:
         ValueError: as ``batch_loss``.
@@ -127,6 +155,24 @@ def batch_terms(
     parts += [f"{micro_batches} micro-batches"] if micro_batches > 1 else []
     outputs: Sequence[Tensor] = output if isinstance(output, tuple) else (output,)
     ends = [get_gradient_edge(x).node if x.requires_grad else None for x in outputs]  # loss_fn may change outputs
+    seen: set[Node] = set()
+    try:
+        totals = _own_terms(loss_fn, output, target, reduction, parts)
+        if totals.dim() != 2:
+            return _with_gradient(totals, outputs)
+        if parts:
+            seen = _reached(totals, ends)
+    except Exception as error:
+        if failed is None:
+            raise
+        failed.append(error)
+        totals = outputs[0].new_zeros(2, 1, dtype=_type_of_sums(outputs))
+    is_whole = not parts and not failed
+    return _with_gradient(totals if is_whole else totals + _rest_of_graph(seen, outputs, ends, axes), outputs)
+
+
+def _own_terms(loss_fn: LossFn, output: Any, target: Any, reduction: str, parts: Sequence[str]) -> Tensor:
+    """What ``loss_fn`` returns of these rows, as ``batch_terms``."""
     torch_mean = _torch_mean(loss_fn) if parts else None
     if torch_mean and reduction == "mean":
         result: Any = _torch_term(*torch_mean, output, target)
@@ -134,21 +180,20 @@ def batch_terms(
         result = loss_fn(output, target)
     if isinstance(result, Tensor):
         if result.numel() != 1:
-            raise _bad_loss(f"It returned {_text(result)}, as of reduction='none'; take its sum, and how many count")
+            raise bad_loss(f"It returned {text(result)}, as of reduction='none'; take its sum, and how many count")
         if not parts:
-            return _with_gradient(result, outputs)
+            return result
         if torch_mean or reduction == "mean":
-            raise _unknown_weights(parts)
+            raise unknown_weights(parts)
         result = result, 1
-    totals = _sums_and_weights(result, outputs)
-    return _with_gradient(totals + _rest_of_graph(totals, outputs, ends, axes) if parts else totals, outputs)
+    return _sums_and_weights(result, output if isinstance(output, tuple) else (output,))
 
 
 def _with_gradient(loss: Tensor, outputs: Sequence[Tensor]) -> Tensor:
     if torch.is_grad_enabled() and not loss.requires_grad:
         if not any(x.requires_grad for x in outputs):
             raise nothing_trained("no output of the model has a gradient: all its parameters are frozen")
-        raise _bad_loss("It returned a sum that has no gradient")
+        raise bad_loss("It returned a sum that has no gradient")
     return loss
 
 
@@ -160,12 +205,16 @@ def _sums_and_weights(result: Any, outputs: Sequence[Tensor]) -> Tensor:
     terms = result if isinstance(result, list) and result else [result]
     for term in terms:
         if not isinstance(term, tuple) or len(term) != 2 or not all(map(_is_scalar, term)):
-            raise _bad_loss(f"It returned {_text(term)}")
+            raise bad_loss(f"It returned {text(term)}")
         if isinstance(term[1], Tensor) and term[1].requires_grad:
-            raise _bad_loss("It returned a weight that has a gradient, as a second loss would")
-    dtype = reduce_over(torch.promote_types, (x.dtype for x in outputs), torch.float32)
+            raise bad_loss("It returned a weight that has a gradient, as a second loss would")
+    dtype = _type_of_sums(outputs)
     rows = zip(*terms, strict=True)
     return torch.stack([torch.stack([_scalar(x, dtype, outputs[0].device) for x in row]) for row in rows])
+
+
+def _type_of_sums(outputs: Sequence[Tensor]) -> torch.dtype:
+    return reduce_over(torch.promote_types, (x.dtype for x in outputs), torch.float32)
 
 
 def _is_scalar(x: object) -> bool:
@@ -176,12 +225,8 @@ def _scalar(x: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.as_tensor(x, dtype=dtype, device=device).reshape(())
 
 
-def _rest_of_graph(
-    loss: Tensor, outputs: Sequence[Tensor], ends: Sequence[Node | None], axes: Sequence[Axis]
-) -> Tensor | float:
-    """A zero that depends on the outputs that ``loss`` left out, so that every rank runs the same backward.
-
-    Of several outputs not on those that it leaves out on all ranks: what makes them alone has no gradient, as on one.
+def _reached(loss: Tensor, ends: Sequence[Node | None]) -> set[Node]:
+    """What of autograd's graph is between ``loss`` and the model's outputs, with the ends that it reaches.
 
     Raises:
         ValueError: if ``loss`` trains anything else, whose gradient would be another on each rank, or nothing.
@@ -196,13 +241,23 @@ def _rest_of_graph(
         if node not in ends:
             if hasattr(node, "variable"):
                 shape = list(node.variable.shape)
-                raise _bad_loss(f"It trains a tensor of shape {shape} that is not the model's output")
+                raise bad_loss(f"It trains a tensor of shape {shape} that is not the model's output")
             todo += [before for before, _ in node.next_functions]
     if not loss.requires_grad and loss[0].count_nonzero() and any(end is not None for end in ends):
-        raise _bad_loss("It returned a sum that has no gradient")
+        raise bad_loss("It returned a sum that has no gradient")
+    return seen
+
+
+def _rest_of_graph(
+    seen: set[Node], outputs: Sequence[Tensor], ends: Sequence[Node | None], axes: Sequence[Axis]
+) -> Tensor | float:
+    """A zero that depends on the outputs that the loss left out, so that every rank runs the same backward.
+
+    Of several outputs not on those that it leaves out on all ranks: what makes them alone has no gradient, as on one.
+    """
     left = [end is not None and end not in seen for end in ends]
     if sum(end is not None for end in ends) > 1:
-        read = torch.tensor([end in seen for end in ends], device=loss.device, dtype=torch.float32)
+        read = torch.tensor([end in seen for end in ends], device=outputs[0].device, dtype=torch.float32)
         for axis in axes:
             dist.all_reduce(read, dist.ReduceOp.MAX, group=axis.group)
         if any(by_any := read.tolist()):
@@ -235,10 +290,12 @@ def _torch_term(function: Callable[..., Tensor], options: dict[str, Any], output
     """Sum and weight of the rows given, of the mean that torch would take of them."""
     losses = function(output, target, **{**options, "reduction": "none"})
     of_classes, labels = function in _OF_CLASSES, _is_of_labels(function, target)
-    aligned = (labels or target.shape == output.shape) and (of_classes or losses.shape == output.shape)
+    of_rows = losses.shape == (output.shape[:-1] if function in _OF_ROWS else output.shape)
+    wanted = output.shape[:1] if function is F.multi_margin_loss else output.shape
+    aligned = (labels or target.shape == wanted) and (of_classes or of_rows)
     if not aligned or losses.dim() == 0:  # broadcast, or one row that torch takes for all classes
         shapes = f"{list(output.shape)} and {list(target.shape)}"
-        raise _bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
+        raise bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
     weight: Tensor | int = losses.numel()
     if labels:
         weight = _weight_of_labels(target, options)
@@ -302,7 +359,7 @@ class _Handed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.way is None:
-            raise _unknown_own_loss(ctx.cut)
+            raise unknown_own_loss(ctx.cut)
         return _Share.apply(grads[0], math.prod(ctx.cut.values())), None, None  # type: ignore[no-untyped-call]
 
 
@@ -331,7 +388,7 @@ def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a P
 
     def sum_over_ranks(grad: Tensor) -> Tensor:
         if model.own_loss is None:
-            raise _unknown_own_loss({axis.name: axis.size for axis in axes})
+            raise unknown_own_loss({axis.name: axis.size for axis in axes})
         whole = grad.clone(memory_format=torch.contiguous_format)
         for axis in axes:
             dist.all_reduce(whole, group=axis.group)
@@ -341,50 +398,3 @@ def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a P
     model.summed = [*getattr(model, "summed", ()), *given]
     for parameter in given if axes else ():
         parameter.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]  # of what one pass adds
-
-
-# ---- Refusals ----
-
-
-def _unknown_weights(parts: Sequence[str]) -> ValueError:
-    cut = " x ".join(parts)
-    return ValueError(
-        f"unknown-row-weights: loss_fn returned one number, and the batch is cut over {cut}. Whether it is a sum or a "
-        "mean, and what its rows weigh in it (padding does not), is not known. Allowed: a pair (sum, weight), or a "
-        "loss of torch itself, such as nn.CrossEntropyLoss(). Return the sum of the losses and the number of rows or "
-        'tokens that count; for a plain mean over rows, (loss * rows, rows). Or say reduction="sum", and return a sum.'
-    )
-
-
-def _unknown_own_loss(cut: Mapping[str, int]) -> RuntimeError:
-    over = " x ".join(f"{name}={size}" for name, size in cut.items())
-    return RuntimeError(
-        f"unknown-row-weights: backward from a loss of your own, and the batch is cut over {over}: each rank has the "
-        "loss of its own rows, and gradients are added up over the ranks. Whether that loss is a sum or a mean is not "
-        'known. Call train_step; or set model.own_loss = "mean" before the forward pass, where each rank takes a mean '
-        'over its rows (gradients are averaged, as in DDP), or "sum", where what the ranks have adds up to the loss of '
-        "the whole batch."
-    )
-
-
-def nothing_trained(why: str) -> RuntimeError:
-    """Of a step that has nothing to go backward to."""
-    return RuntimeError(
-        f"nothing-to-train: {why}. Allowed of train_step: a model of which some parameter trains, gradients on. "
-        "Call requires_grad_(True) of what trains; to evaluate, call the model under torch.no_grad()."
-    )
-
-
-def _bad_loss(what: str) -> ValueError:
-    return ValueError(
-        f"bad-loss: {what}. Allowed of loss_fn: (sum, weight), two scalars of its rows of output and target and of "
-        "nothing else that is trained; or a list of such pairs, whose means are added. Return one of these."
-    )
-
-
-def _text(x: object) -> str:
-    if isinstance(x, Tensor):
-        return f"a tensor of shape {list(x.shape)}"
-    if isinstance(x, tuple):
-        return f"({', '.join(map(_text, x))})"
-    return f"{x!r}" if isinstance(x, int | float | str | None) else f"a {type(x).__name__}"

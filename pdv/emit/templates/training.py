@@ -28,9 +28,10 @@ from .kernels.dtensors import mend_distributed_tensors
 from .kernels.exits import wait_at_exit
 from .kernels.launched import own_gpu
 from .kernels.meetings import meet
+from .kernels.refused import nothing_trained
 from .kernels.states import check_loaded_states, check_pieces
 from .kernels.steps import cut, is_same_on
-from .losses import LossFn, batch_loss, begin_weight, nothing_trained, passes
+from .losses import LossFn, batch_loss, begin_weight, passes
 from .optimizers import look_at_steps
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, cut_over, local_piece
@@ -181,7 +182,11 @@ def train_step(
         weigh = begin_weight(loss_fn, own, batch_axes, reduction)
         share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh)
         share.backward()  # type: ignore[no-untyped-call]
-    return whole()
+    try:
+        return whole()
+    except Exception:  # of a loss, on some rank: the others' gradients are of another batch
+        model.zero_grad()
+        raise
 
 
 # ---- Rows of the batch, cut along axes slow to fast ----

@@ -114,8 +114,50 @@ def late(path: Path) -> None:
     _refuse("other-rows", lambda: model(made))
 
 
+def failed(path: Path) -> None:
+    """A loss that ends in an error on one rank: all leave the batch out, and have the gradients of none."""
+    rank = dist.get_rank()
+
+    def own(output: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if rank == 1:
+            raise ArithmeticError("no labels")
+        return pair(output, y)
+
+    x, y = batch(1)
+    wrong = y.masked_fill(y == y[-1], CLASSES + 7)
+    for loss_fn, target, count, reduction in (
+        (own, y, 1, "mean"), (own, y, 2, "mean"), (own, y, 1, "sum"), (torch.nn.CrossEntropyLoss(), wrong, 1, "mean"),
+        (torch.nn.CrossEntropyLoss(torch.ones(CLASSES, dtype=torch.float64)), wrong, 1, "mean"),
+    ):  # fmt: skip
+        model = classifier(path, DATA)
+        model.train_step(*batch(), pair)
+        model.zero_grad()
+        with pytest.raises((ArithmeticError, IndexError, RuntimeError), match=r"no labels|loss-failed|out of bounds"):
+            model.train_step(x, target, loss_fn, micro_batches=count, reduction=reduction)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        _steps(model, optim.AdamW(model.parameters()), 2)
+        model.check_in_sync()
+
+
+def handed_out(path: Path) -> None:
+    """Whole weights, behind the last comparison of a training: those of the first rank, or none if steps differ."""
+    model = classifier(path, DATA)
+    optimizer = optim.AdamW(model.parameters())
+    _steps(model, optimizer, 5)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model.bias.add_(1)
+    bias = model.bias.detach().to_local().clone()  # type: ignore[attr-defined]
+    dist.broadcast(bias, 0)
+    with pytest.warns(UserWarning, match="ranks-differ: bias"):
+        assert torch.equal(model.full_state_dict()["bias"], bias)
+    _steps(model, optimizer, 1, skips=True)
+    _refuse("steps-apart", model.full_state_dict)
+    _refuse("steps-apart", lambda: model.save_safetensors(path.parent / "out"))
+
+
 def run_all(path: Path) -> dict[str, Tensor]:
-    for each in (skipped, scheduled, alike, late):
+    for each in (skipped, scheduled, alike, late, failed, handed_out):
         each(path)
     return searched(path, DATA)
 

@@ -67,6 +67,16 @@ def log_distributions(rows: int, seed: int) -> Data:
     return distributions(rows, seed)[0], distributions(rows, seed + 100)[0]
 
 
+def classes(rows: int, seed: int) -> Data:
+    return numbers(rows, seed)[0], labels(rows, seed, ignored=1)[1]
+
+
+def some_of_classes(rows: int, seed: int) -> Data:
+    """Of each row the classes that it is of, up to a number that is none."""
+    output, target = numbers(rows, seed)
+    return output, target.argsort(1).where(torch.arange(CLASSES) < 1 + seed, -1)
+
+
 def signs(rows: int, seed: int) -> Data:
     output, target = numbers(rows, seed)
     return output, target.sign()
@@ -136,6 +146,9 @@ CASES = {
     "poisson": Case(nn.PoissonNLLLoss(full=True), chances),
     "soft margin": Case(nn.SoftMarginLoss(), signs),
     "hinge": Case(nn.HingeEmbeddingLoss(margin=0.7), signs),
+    "margins of classes": Case(nn.MultiMarginLoss(p=2, margin=0.8, weight=WEIGHTS), classes),
+    "margins of several": Case(F.multilabel_margin_loss, some_of_classes),
+    "soft margins of several": Case(nn.MultiLabelSoftMarginLoss(weight=WEIGHTS), chances),
     "tokens": Case(token_loss, tokens, token_mean),
     "odd scalars": Case(odd_scalars, tokens, token_mean),
     "a rank without a graph": Case(only_where_needed, tokens, token_mean),

@@ -93,9 +93,9 @@ def test_blocks_that_nothing_leaves_are_solved_once_for_all_ways_to_leave(monkey
     each = [backtrack(replace(asked, leaving=way), Budget()).cost_s for way in asked.exits]
     explored: list[Block] = []
 
-    def explore(block: Block, *rest: Any) -> Any:  # Any: as it is
+    def explore(block: Block, *rest: Any, **named: Any) -> Any:  # Any: as it is
         explored.append(block)
-        return backtracking.explore(block, *rest)
+        return backtracking.explore(block, *rest, **named)
 
     monkeypatch.setattr(priced_blocks, "explore", explore)
     found = search_mesh(asked)
