@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .kernels.meetings import meet
-from .kernels.steps import check_steps, cut, is_same_on, watch_steps
+from .kernels.steps import check_changes, check_steps, cut, is_same_on, watch_steps
 from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import cut_over, local_piece
@@ -334,7 +334,8 @@ def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
 
     Raises:
         RuntimeError: naming those that differ, on all ranks; to ``go_on`` all take the first one's, with a warning.
-            Or if ranks that hold other parts stepped otherwise, of which no comparison of weights tells.
+            Or if ranks that hold other parts stepped otherwise, of which no comparison of weights tells; with a warning
+            if they were changed otherwise.
     """
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
@@ -342,7 +343,10 @@ def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
         return
     axes = model.mesh.axes
     along = [(axis, [axis not in cut_over(axes, x) for _, x in held]) for axis in axes if axis.size > 1]
-    check_steps(model.mesh.sums, [axis for axis, same in along if not all(same)], model.mesh.device)
+    cutting = [axis for axis, same in along if not all(same)]
+    check_steps(model.mesh.sums, cutting, model.mesh.device)
+    parts = [x for number, (_, x) in enumerate(held) if not all(same[number] for _, same in along)]
+    check_changes(model, parts, cutting, model.mesh.device)
     sums = torch.stack([checksum(local_piece(x)).to(model.mesh.device) for _, x in held])
     differ = torch.zeros_like(sums)
     for axis, same in along:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,8 +157,26 @@ def handed_out(path: Path) -> None:
     _refuse("steps-apart", lambda: model.save_safetensors(path.parent / "out"))
 
 
+def restored(path: Path) -> None:
+    """Weights of an earlier step, which a rank alone takes back, of which no weight that both hold tells; then all."""
+    model = classifier(path, DATA)
+    for parameter in (model.up, model.down, model.bias):
+        parameter.requires_grad_(requires_grad=False)
+    optimizer = optim.AdamW(model.parameters())
+    _steps(model, optimizer, 3)
+    kept = {name: x.clone() for name, x in model.state_dict().items()}
+    for takes_back, warned in ((dist.get_rank() == 1, 1), (False, 0), (True, 0)):
+        if takes_back:
+            model.load_state_dict(kept)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.check_in_sync()
+        assert sum("parts-apart" in str(each.message) for each in told) == warned
+        _steps(model, optimizer, 1)
+
+
 def run_all(path: Path) -> dict[str, Tensor]:
-    for each in (skipped, scheduled, alike, late, failed, handed_out):
+    for each in (skipped, scheduled, alike, late, failed, handed_out, restored):
         each(path)
     return searched(path, DATA)
 

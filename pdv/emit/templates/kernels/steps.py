@@ -6,6 +6,7 @@ its steps, their options among them, in one number, which ranks compare where th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,12 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pdv.emit.templates.parallel import Axis
+from pdv.emit.templates.stored import local_piece
 
 if TYPE_CHECKING:
     from pdv.emit.templates.gradients import GradientSums
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _ROUNDED = 1e-4  # of a loss, by which it is rounded otherwise on other ranks at most
 _steps: WeakKeyDictionary[GradientSums, int] = WeakKeyDictionary()  # of each model: what its optimizers did
+_changes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # of its parts, as they were compared last
 _OF_MATRICES = ("Adafactor", "Muon", "Shampoo", "SOAP")
 _OF_NORMS = ("LAMB", "Lamb", "LARS", "Lars")
 
@@ -84,6 +87,31 @@ def check_steps(sums: GradientSums, axes: Sequence[Axis], device: torch.device) 
                 "steps, and schedule, by a number that all ranks have, such as the loss that train_step returns (one "
                 "of your own is of a rank's rows), and load a checkpoint."
             )
+
+
+def check_changes(model: nn.Module, parts: Sequence[Tensor], axes: Sequence[Axis], device: torch.device) -> None:
+    """Warn where ranks along ``axes`` changed what they hold of ``parts`` unequally often since they were asked last.
+
+    Told by autograd's counts of changes in place: ``load_state_dict`` and ``copy_`` are counted, ``x.data`` is not.
+    """
+    counted = [x for x in parts if not x.is_inference()]
+    now = sum(_count(x) for x in counted)
+    made = torch.tensor([now - _changes.get(model, 0)], device=device)
+    _changes[model] = now
+    for axis in axes:
+        if not is_same_on(axis, made).all():
+            warnings.warn(
+                f"parts-apart: parameters of which the ranks along {axis.name} hold parts were changed on some of them "
+                "alone, as by load_state_dict of earlier weights where a rank's own loss says so. Decide by a number "
+                "that all ranks have, such as the loss that train_step returns, and load a checkpoint.",
+                stacklevel=2,
+            )
+
+
+def _count(x: Tensor) -> int:
+    held, leaves = local_piece(x), getattr(x, "leaves", None)
+    several = [x, *([] if held is x else [held]), *([] if leaves is None else [leaves.shard(x)])]
+    return sum(each._version for each in several)  # noqa: SLF001
 
 
 def _compare_losses(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
