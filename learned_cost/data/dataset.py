@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ir.errors import DataError, UsageError, did_you_mean
 from learned_cost.data.kernel import DIMS, FUSED, ROLES, Subgraph
+from learned_cost.data.plausible import Complaint, implausible
 from learned_cost.data.table import (
     COLLECTIVE_COLUMNS,
     GRAPH_COLUMNS,
@@ -293,9 +293,6 @@ def _check(
     return table if good.all() else table.take(good)
 
 
-Complaint = tuple[str, str, str, NDArray[np.bool_]]
-
-
 def _complaints(table: Table, columns: Sequence[Column], devices: Mapping[str, DeviceRecord]) -> Iterable[Complaint]:
     """What is wrong, what is allowed, how to mend it, and in which rows."""
     for column in columns:
@@ -317,6 +314,7 @@ def _complaints(table: Table, columns: Sequence[Column], devices: Mapping[str, D
         yield f"{column.name} is no such number", allowed, "Measure them again, or take the rows out", bad
     if "dims_json" in table:
         yield from _broken_sizes(table)
+    yield from implausible(table, devices)
 
 
 def _unknown_devices(table: Table, devices: Mapping[str, DeviceRecord]) -> Iterable[Complaint]:

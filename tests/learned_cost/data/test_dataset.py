@@ -85,6 +85,15 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "infinite": (replaced("latency_us", 3, float("inf")), ("latency_us", "from 0: 3")),
     "none": (replaced("latency_us", 4, None), ("latency_us", "from 0: 4")),
     "many": (changed(latency_us=[-1.0] * 60), ("60 rows", "0, 1, 2, 3, 4, …")),
+    "milliseconds": (
+        changed(latency_us=kernel_columns()["latency_us"] / 1000),
+        ("latency_us is less than the device can take", "At most 10 times", "check its unit"),
+    ),
+    "nanoseconds": (
+        changed(latency_us=kernel_columns()["latency_us"] * 1000),
+        ("latency_us is more than any kernel takes", "check its unit"),
+    ),
+    "direction": (changed(direction=["sideways"] + ["forward"] * 59), ("direction is none", "backward", "from 0: 0")),
     "size": (replaced("m", 9, -5), ("m is no such number", "from 0: 9")),
     "flops": (replaced("flops", 9, float("inf")), ("flops", "from 0: 9")),
     "device": (replaced("gpu", 2, "A100-SXM4-80GBB"), ("'A100-SXM4-80GBB'", "Did you mean 'A100-SXM4-80GB'?", ".yaml")),
@@ -115,7 +124,14 @@ def test_what_cannot_be_is_refused_by_name(name: str, tmp_path: Path) -> None:
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["nan", "negative", "none", "device", "operator-empty", "subgraph", "size"])
+def test_what_is_marked_as_suspect_is_read(tmp_path: Path) -> None:
+    columns = changed(latency_us=kernel_columns()["latency_us"] / 1000, suspect=[True] * 60)
+    assert read_folder(write(tmp_path, columns=columns)).kernels is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["nan", "negative", "none", "device", "operator-empty", "subgraph", "size", "direction"]
+)
 def test_bad_rows_are_left_out_and_counted(name: str, tmp_path: Path) -> None:
     data = read_folder(write(tmp_path, columns=WRONG[name][0]), skip_bad=True)
     assert data.kernels is not None
