@@ -24,6 +24,8 @@ FOLDER = Path(__file__).parent
 # A device's name, and what it is less by: a MIG part of it, as NVIDIA's drivers write it; a limit in watts or MHz.
 PART = re.compile(r"(.+)[ -]mig[ -]([1-9]g\.[0-9]{1,3}gb)(?:[+-](?:me|gfx))?", re.ASCII | re.IGNORECASE)
 LIMITED = re.compile(r"(.+)-([0-9]{2,4})(w|mhz)", re.ASCII)
+SIZED = re.compile(r"(.+)-([0-9]{1,15})(gib|mib|b)", re.ASCII)  # whose memory is said to be of another size
+UNITS_OF_SIZE = {"gib": 1 << 30, "mib": 1 << 20, "b": 1}
 MEMORY_PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of memory, its bandwidth and the L2 (NVIDIA, MIG user guide)
 RECORD = FileKind(1 << 16, DeviceError, wanted="Give the record of one device")  # which takes 1 KiB
 
@@ -127,7 +129,8 @@ def record(name: str, folder: Path | None = None) -> DeviceRecord:
 def find(name: str, records: Iterable[DeviceRecord]) -> DeviceRecord | None:
     """The record that has this name or alias, letter case aside.
 
-    A name may end in ``-500w`` or ``-1200mhz``: a device so limited; or in ``-mig-3g.40gb``: that part of one.
+    A name may end in ``-500w`` or ``-1200mhz``: a device so limited; in ``-mig-3g.40gb``: that part of one; or in
+    ``-70gib``: one of which tensors may fill so much, whose kernels are those of the record and take as long.
     """
     known = {label.casefold(): entry for entry in records for label in (entry.name, *entry.aliases)}
     return _changed(name.casefold(), known)
@@ -136,6 +139,10 @@ def find(name: str, records: Iterable[DeviceRecord]) -> DeviceRecord | None:
 def _changed(name: str, known: Mapping[str, DeviceRecord]) -> DeviceRecord | None:
     if name in known:
         return known[name]
+    if (sized := SIZED.fullmatch(name)) is not None:
+        whole = _changed(sized[1], known)
+        size = int(sized[2]) * UNITS_OF_SIZE[sized[3]]
+        return None if whole is None else whole.model_copy(update={"memory_bytes": size})
     if (part := PART.fullmatch(name)) is not None:
         whole = _changed(part[1], known)
         return None if whole is None or part[2] not in whole.mig else cut_part(whole, part[2])

@@ -111,6 +111,9 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
         return f"{shown} is out of range", _allowed(place), ""
     if kind == "int_type":
         return f"{shown} is no whole number", _allowed(place), "Write digits without quotes"
+    if kind in {"too_short", "too_long"} and value != []:
+        limit = problem["ctx"]["min_length" if kind == "too_short" else "max_length"]
+        return f"a list of {len(value)}", f"Allowed: {'at least' if kind == 'too_short' else 'at most'} {limit}", ""
     if kind in {"list_type", "too_short"}:
         return (
             f"{shown} without items" if value == [] else f"{shown} instead of a list",

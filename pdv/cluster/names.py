@@ -32,6 +32,7 @@ DEVICE_WORDS: tuple[tuple[str, str], ...] = (
     ("a10", "a10g"), ("l4", "l4"), ("p100", "p100-pcie-16gb"), ("t4", "t4"),
 )  # fmt: skip
 SIZE = re.compile(r"(\d+)\s*gi?b?\b", re.ASCII)  # of memory: 80GB, 80 GiB, 80g
+LETTERS_AND_NUMBER = re.compile(r"([a-z])(?=[0-9])", re.ASCII)
 POWER = re.compile(r"(\d{2,4})\s*W\b", re.ASCII)
 MAKERS = ("nvidia", "amd", "tesla", "gpu")
 
@@ -64,6 +65,9 @@ def _names() -> Mapping[str, str]:
 
 
 def _plain(name: str) -> str:
-    """A name without its maker, case, order of words and ways to write a size: ``H100-SXM5-80GB``, ``80g h100 sxm``."""
-    words = re.split(r"[^a-z0-9.]+", re.sub(r"\bsxm\d\b", "sxm", SIZE.sub(r"\1g", name.lower())))
+    """A name without its maker, case, order of words and ways to write a size: ``H100-SXM5-80GB``, ``80g h100 sxm``;
+    ``RTX4090`` is ``rtx 4090``.
+    """
+    split = LETTERS_AND_NUMBER.sub(r"\1 ", re.sub(r"\bsxm\d\b", "sxm", SIZE.sub(r"\1g", name.lower())))
+    words = re.split(r"[^a-z0-9.]+", split)
     return " ".join(sorted(word for word in words if word and word not in MAKERS))

@@ -158,6 +158,14 @@ def change_preset(device: Device, watts: float | None, hertz: float | None, part
     return _as_recorded(replace(device, name=name))
 
 
+def name_size(name: str, memory_bytes: int) -> str:
+    """The name of a preset with another size of memory, by which its record is found: kernels take as long."""
+    for unit, size in (("gib", 1 << 30), ("mib", 1 << 20)):
+        if memory_bytes % size == 0:
+            return f"{name}-{memory_bytes // size}{unit}"
+    return f"{name}-{memory_bytes}b"
+
+
 @dataclass(frozen=True, slots=True)
 class PresetLink:
     """A link with who owns a port of it: each device, or a node whose devices share it."""

@@ -31,7 +31,7 @@ from pdv.cluster.fields import (
 )
 from pdv.cluster.names import preset_of
 from pdv.cluster.nodes import NODES
-from pdv.cluster.presets import DEVICES, LINKS, change_preset, split_part
+from pdv.cluster.presets import DEVICES, LINKS, change_preset, name_size, split_part
 from pdv.cluster.units import (
     CLOCK,
     COMPUTE,
@@ -46,7 +46,6 @@ from pdv.cluster.units import (
 
 __all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
-HOST_FIELDS = frozenset({"host_link", "host_bandwidth", "host_memory"})  # of a device, that leave it what it is
 LIMITS = frozenset({"power", "clock", "mig"})  # by which the name of a device says how it is less than a whole one
 END = re.compile(r"n(\*|[0-9]{1,6})\.g([0-9]{1,6})|[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
@@ -121,10 +120,13 @@ class DeviceSpec(Spec):
         return base if base is None or not limits else change_preset(base, self.power, self.clock, self.mig)
 
     def build(self) -> Device:
-        """As plain data, the preset's values where the file gives none."""
+        """As plain data, the preset's values where the file gives none.
+
+        The name says by which record kernels are priced: of another size of memory that of the preset, of other rates
+        none.
+        """
         base = self._base()
-        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", "speed", *HOST_FIELDS, *LIMITS})
-        name = self.name or (base and (f"{base.name}-changed" if changed else base.name))
+        name = self.name or (base and self._name_of(base))
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
             return own if own is not None else getattr(base, field)
@@ -144,6 +146,19 @@ class DeviceSpec(Spec):
             host_bandwidth_bytes_per_s=self.host_bandwidth or 0.0,
             host_memory_bytes=int(self.host_memory or 0),
         )
+
+    def _name_of(self, base: Device) -> str:
+        """That of a preset with what is said of it otherwise; what repeats its values changes nothing."""
+        rates = (
+            (self.memory_bandwidth, base.memory_bandwidth_bytes_per_s),
+            (self.launch_latency, base.launch_latency_s),
+            (self.efficiency, base.efficiency),
+            (self.kind, base.kind),
+            *((rate, base.peak_flops.get(name)) for name, rate in (self.peak or {}).items()),
+        )
+        if any(own is not None and own != known for own, known in rates):
+            return f"{base.name}-changed"
+        return base.name if self.memory in {None, base.memory_bytes} else name_size(base.name, int(self.memory))
 
 
 def _name_part(value: object) -> object:

@@ -46,6 +46,15 @@ def test_missing_rates_are_none() -> None:
     assert find("nvidia", RECORDS.values()) is None
 
 
+def test_a_name_may_say_another_size_of_memory() -> None:
+    whole, found = record("A100-SXM4-80GB"), find("a100-80gb-sxm-70gib", RECORDS.values())
+    assert found == whole.model_copy(update={"memory_bytes": 70 * 2**30})
+    part = find("a100-80gb-sxm-mig-3g.40gb-38000mib", RECORDS.values())
+    assert part is not None
+    assert (part.name, part.memory_bytes) == ("A100-SXM4-80GB-mig-3g.40gb", 38000 * 2**20)
+    assert find("nothing-70gib", RECORDS.values()) is None
+
+
 def test_a_record_is_a_file(tmp_path: Path) -> None:
     own = RECORDS["T4"].model_copy(update={"name": "mine", "tdp_w": None})
     (tmp_path / "mine.yaml").write_text(own.to_yaml())

@@ -9,6 +9,7 @@ import pytest
 
 from ir.errors import ClusterError
 from pdv.cluster import load_cluster
+from pdv.prices import cost_model
 from tests.conftest import Golden
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "clusters"
@@ -156,8 +157,26 @@ def test_a_preset_with_changes_keeps_the_rest() -> None:
     cluster = load_cluster({"nodes": [{"devices": 1, "device": device}]})
     assert cluster.levels == ()
     found = cluster.classes[0].device
-    assert (found.name, found.memory_bytes) == ("a100-80gb-sxm-changed", 70 * 2**30)
+    assert (found.name, found.memory_bytes) == ("a100-80gb-sxm-70gib", 70 * 2**30)
     assert found.peak("bfloat16") == 312e12
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"memory": "80 GiB", "memory_bandwidth": "2039 GB/s", "peak": {"bfloat16": "312 TFLOP/s"}}, "a100-80gb-sxm"),
+        ({"memory": "70.5 GiB"}, "a100-80gb-sxm-72192mib"),
+        ({"memory": "70 GiB", "power": "300 W"}, "a100-80gb-sxm-300w-70gib"),
+        ({"memory": "70 GiB", "memory_bandwidth": "1500 GB/s"}, "a100-80gb-sxm-changed"),
+        ({"efficiency": 0.5}, "a100-80gb-sxm-changed"),
+    ],
+)
+def test_only_other_rates_make_of_a_preset_a_device_of_which_nothing_was_measured(
+    changes: dict[str, object], name: str
+) -> None:
+    cluster = load_cluster({"nodes": [{"devices": 1, "device": {"preset": "a100-80gb-sxm", **changes}}]})
+    assert cluster.classes[0].device.name == name
+    assert (cost_model("auto", [cluster.classes[0].device]).provenance()["name"] == "auto") == ("changed" not in name)
 
 
 def test_ports_are_shared_by_the_devices_of_a_node() -> None:
@@ -189,3 +208,9 @@ def test_a_share_and_a_speed_keep_the_presets_name() -> None:
     assert (entry.device.name, entry.device.share, entry.device.speed) == ("cpu-core", 0.5, 0.8)
     assert entry.device.pace == pytest.approx(0.4)
     assert pickle.loads(pickle.dumps(entry.device)) == entry.device
+
+
+def test_a_list_that_is_too_short_says_how_many() -> None:
+    node = {"devices": 2, "device": "t4", "link": "pcie3"}
+    with pytest.raises(ClusterError, match=r"between: a list of 1\. Allowed: at least 2"):
+        load_cluster({"nodes": [node], "links": [{"between": ["n0.g0"], "link": "pcie3"}]})

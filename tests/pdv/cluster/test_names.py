@@ -29,6 +29,7 @@ def test_every_alias_means_a_preset() -> None:
     [
         ("H100-SXM5-80GB", "h100-80gb-sxm"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb-sxm"),
+        ("RTX4090", "rtx-4090"),
         ("A100-SXM4-40GB", "a100-40gb-sxm"),
         ("NVIDIA GB300", "gb300"),
         ("h100", None),
