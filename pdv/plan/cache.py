@@ -186,7 +186,7 @@ def _field_key(problem: Problem, name: str) -> object:
         case "fused":
             return problem.fused and problem.fused.identity
         case "pins":  # those that a caller gave have a text of their own
-            return problem.pins.gathers is allow_none
+            return problem.pins.gathers is allow_none, problem.pins.name
         case "mesh":
             return str(problem.mesh)
         case "last":

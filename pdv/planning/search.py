@@ -153,7 +153,7 @@ def _in_parts(
     @cache
     def whole() -> BestPlan | None:
         try:
-            found = _search(problems, effort.until(deadline), pins, progress, cluster)
+            found = _search(problems, effort.until(deadline), pins, progress, cluster, of_step=True)
         except NoPlanFitsError:
             return None
         return replace(found, step_s=_step_s(found, cluster))
@@ -292,9 +292,15 @@ def _search_pipelines(
 
 
 def _search(
-    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, cluster: Cluster
+    problems: Sequence[Problem],
+    effort: Effort,
+    pins: str | None,
+    progress: Progress,
+    cluster: Cluster,
+    *,
+    of_step: bool = False,
 ) -> BestPlan:
-    """The best plan over all meshes of a cluster.
+    """The best plan over all meshes of a cluster; ``of_step``: by its step, whatever it costs.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
@@ -307,7 +313,7 @@ def _search(
     try:
         return search_meshes(
             problems, lambda fraction: progress(SEARCHING, fraction), effort.budget_s, strategy, effort.seed,
-            need_of(cluster), partial(_step_s, cluster=cluster), effort.watch,
+            need_of(cluster), partial(_step_s, cluster=cluster), effort.watch, of_step=of_step,
         )  # fmt: skip
     except NoPlanFitsError as error:
         if effort.watch.stopped():

@@ -185,6 +185,18 @@ def ungathered(problem: Problem) -> Problem:
     return replace(problem, pins=replace(problem.pins, gathers=allow_none))
 
 
+def idle(problem: Problem, axes: Sequence[str]) -> Problem:
+    """The same problem, nothing pinned else, where no operator and no parameter is cut along ``axes``."""
+
+    def split(node: Node, axis: str, way: Split) -> bool:
+        return axis not in axes or all(isinstance(state, Invariant) for state in (*way.operands, way.result))
+
+    def storage(param: Node, axis: str, state: State) -> bool:
+        return axis not in axes or isinstance(state, Invariant)
+
+    return replace(problem, pins=Pins(split=split, storage=storage, name=f"idle along {', '.join(axes)}"))
+
+
 def offloaded(problem: Problem, devices: Iterable[Device]) -> Problem:
     """The same problem whose optimizer is in the memory of the devices' hosts."""
     return with_host(replace(problem, precision=replace(problem.precision, on_host=True)), devices)

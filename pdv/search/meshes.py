@@ -15,14 +15,13 @@ from pdv.cluster.routing.arrangements import arranged
 from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
-from pdv.pcg.techniques import gathers_weights
-from pdv.problem import Derived, Pins, Problem, Realized, Solution
-from pdv.problem.problem import ungathered
+from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, runs_whole
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
+from pdv.search.timed import shortest_step
 from pdv.search.told import Told
 from pdv.search.variants.variants import KnownSources
 from pdv.watch import UNWATCHED, Watch
@@ -30,10 +29,6 @@ from pdv.watch import UNWATCHED, Watch
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
-NEAR = 1.15  # times the cheapest mesh's price: whose step is timed, where that has the last word
-TIMED = 4  # meshes at most
-ABOUT = 1.02  # times the shortest step, that is about as short
-WHOLE = 2  # of these: where weights are kept whole, too
 Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
 
@@ -109,11 +104,14 @@ def search_meshes(
     needs: Needs | None = None,
     step_s: Needs | None = None,
     watch: Watch = UNWATCHED,
+    *,
+    of_step: bool = False,
 ) -> BestPlan:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` CPU-seconds spent, the best so far.
 
     ``needs`` says what a plan really takes of a device, and has the last word on whether it fits; ``step_s`` the
-    seconds of its step, and has the last word among meshes whose plans cost about the same.
+    seconds of its step, and has the last word among meshes whose plans cost about the same; where the bound that is
+    wanted is ``of_step``, among all.
 
     A strategy that can be cut short gets an equal share of what is left for each mesh; an exact one may take more, for
     most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it; of one that was left
@@ -146,7 +144,7 @@ def search_meshes(
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
     rest = _Rest(deadline, seed, sources, watch, strategy, needs)
-    best = _best(plans, step_s, problems, rest)
+    best = shortest_step(plans, step_s, problems, rest, of_step=of_step)
     complete = complete and not rest.spent
     return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
 
@@ -184,41 +182,6 @@ def _over_all(
         meshes=len(bounds),
         complete=whole and complete and all(plan.complete for plan in plans),
     )
-
-
-def _best(
-    plans: Sequence[BestPlan],
-    step_s: Needs | None,
-    problems: Sequence[Problem],
-    search: Callable[[Problem], BestPlan | None],
-) -> BestPlan:
-    """The cheapest plan, or of those that cost about the same the one whose step is shortest.
-
-    Sums of gradients are hidden behind backward, and no price says so: beside plans that gather weights are those that
-    keep them whole, as long as ``search`` has time for these.
-    """
-    cheapest = sorted(plans, key=lambda plan: plan.cost.seconds)
-    if step_s is None:
-        return cheapest[0]
-    asked = {problem.mesh: problem for problem in problems}
-    near = [plan for plan in cheapest[:TIMED] if plan.cost.seconds <= NEAR * cheapest[0].cost.seconds]
-    for plan in near[:WHOLE]:
-        problem = asked[plan.solution.problem.mesh]
-        if problem.pins.gathers is Pins().gathers and gathers_weights(plan.pcg):
-            with suppress(NoPlanFitsError):
-                near += filter(None, [search(ungathered(problem))])
-    return near[0] if len(near) == 1 else _shortest(near, step_s)
-
-
-def _shortest(plans: Sequence[BestPlan], step_s: Needs) -> BestPlan:
-    """The plan whose step is shortest; where calls of collectives take time of the cores, of about as short the one
-    with the fewest axes: along two, gradients are summed by twice as many calls, whose time is the least certain.
-    """
-    steps = [step_s(plan) for plan in plans]
-    called = any(link.called_s for plan in plans for link in plan.solution.problem.axes)
-    most_s = min(steps) * (ABOUT if called else 1.0)
-    alike = [(len(plan.solution.problem.mesh.axes), seconds) for plan, seconds in zip(plans, steps, strict=True)]
-    return plans[min((one for one in range(len(plans)) if steps[one] <= most_s), key=alike.__getitem__)]
 
 
 def search_mesh(

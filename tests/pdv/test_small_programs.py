@@ -16,7 +16,8 @@ from pdv.config import Mode
 from pdv.plan.certificate import certificate_document
 from pdv.report.saved import explain
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import NEAR, search_meshes
+from pdv.search.meshes import search_meshes
+from pdv.search.timed import NEAR
 from pdv.verification import verify
 from tests.pdv.test_compile import cluster
 from tests.pdv.worlds import f32, problem

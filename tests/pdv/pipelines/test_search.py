@@ -240,7 +240,7 @@ def test_all_searches_share_one_budget(taken: float, left: float, monkeypatch: p
 
     monkeypatch.setattr("time.thread_time", lambda: now[0])
     monkeypatch.setattr("pdv.planning.search.search_pipelines", lambda _, __, budget_s, *___, **____: search(budget_s))
-    monkeypatch.setattr("pdv.planning.search.search_meshes", lambda _, __, budget_s, *___: search(budget_s))
+    monkeypatch.setattr("pdv.planning.search.search_meshes", lambda _, __, budget_s, *___, **____: search(budget_s))
     search_problems((problem(),), hosts(), Effort("backtrack", 8.0), None, lambda *_: None, None, pipelines="always")
     assert given == [8.0, left]
 

@@ -28,7 +28,7 @@ from pdv.problem import Problem, Solution
 from pdv.problem.formats import FORMATS, Products
 from pdv.problem.fused import Fused
 from pdv.problem.precision import PRECISIONS
-from pdv.problem.problem import ungathered
+from pdv.problem.problem import idle, ungathered
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_meshes
 from pdv.search.strategies import Budget, Strategy
@@ -130,6 +130,8 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) 
     keys = [problem_key(entry, "backtrack", Budget(), None) for entry in (problem, *others)]
     keys += [problem_key(problem, "ilp", Budget(), None), problem_key(problem, "backtrack", Budget(seed=1), None)]
     keys += [problem_key(problem, "backtrack", Budget(), "{}")]
+    idles = [idle(problem, [axis.name]) for axis in problem.mesh.axes]
+    keys += [problem_key(entry, "backtrack", Budget(), None) for entry in idles]
     monkeypatch.setattr(module, "code_digest", lambda: "another version")
     keys += [problem_key(problem, "backtrack", Budget(), None)]
     assert len(set(keys)) == len(keys)

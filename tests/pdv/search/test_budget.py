@@ -13,7 +13,7 @@ from ir.mesh import Mesh
 from pdv.plan.certificate import certificate_document
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
-from pdv.search import meshes, priced_blocks
+from pdv.search import priced_blocks, timed
 from pdv.search.blocks import Block
 from pdv.search.meshes import search_mesh, search_meshes
 from pdv.search.strategies import Budget
@@ -73,7 +73,7 @@ def test_nothing_more_is_searched_once_the_budget_is_spent(monkeypatch: pytest.M
         asked.append(problem)
         return backtrack(problem, budget)
 
-    monkeypatch.setattr(meshes, "gathers_weights", lambda pcg: True)
+    monkeypatch.setattr(timed, "gathers_weights", lambda pcg: True)
     for budget_s, searches in ((1e-9, 1), (1e9, 2)):
         asked.clear()
         found = search_meshes([PROBLEM], budget_s=budget_s, strategy=strategy, step_s=lambda plan: plan.cost.seconds)

@@ -14,8 +14,9 @@ from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
 from pdv.problem import Pins, Problem
-from pdv.search.meshes import BestPlan, _shortest, search_mesh, search_meshes
+from pdv.search.meshes import BestPlan, search_mesh, search_meshes
 from pdv.search.solver.configs import ConfigTable
+from pdv.search.timed import shortest
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
 
 MESH = Mesh.of(a=2)
@@ -195,5 +196,5 @@ def test_of_plans_about_as_fast_that_with_fewer_axes_is_taken_where_calls_take_t
 
     plans = [plan(Mesh.of(a=2, b=2)), plan(Mesh.of(a=4))]
     seconds = {2: 0.99, 1: 1.0}
-    best = _shortest(plans, lambda one: seconds[len(one.solution.problem.mesh.axes)])
+    best = shortest(plans, lambda one: seconds[len(one.solution.problem.mesh.axes)])
     assert len(best.solution.problem.mesh.axes) == axes
