@@ -123,13 +123,11 @@ def search_meshes(
     plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
     complete, deadline = True, time.thread_time() + budget_s
-    sources, told = KnownSources(), Told(watch, len(problems))
+    told, rest = Told(watch, len(problems)), _Rest(deadline, seed, KnownSources(), watch, strategy, needs)
     for number, problem in enumerate(problems):
         if plans and (time.thread_time() > deadline or watch.stopped()):
             break
-        left, waiting = max(0.0, deadline - time.thread_time()), len(problems) - number
-        most_s = left / min(waiting, 2)
-        budget = Budget(left / waiting, seed, told.met(number), most_s=most_s, sources=sources, watch=watch)
+        budget = rest.share(len(problems) - number, told.met(number))
         clock = budget.clock()
         try:
             found = search_mesh(problem, strategy, budget, needs)
@@ -143,7 +141,6 @@ def search_meshes(
         told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    rest = _Rest(deadline, seed, sources, watch, strategy, needs)
     best = shortest_step(plans, step_s, problems, rest, of_step=of_step)
     complete = complete and not rest.spent
     return _over_all(best, plans, refused, whole=len(plans) + len(refused) == len(problems), complete=complete)
@@ -151,7 +148,7 @@ def search_meshes(
 
 @dataclass
 class _Rest:
-    """Searches one more problem in what is left of a budget; ``spent``: whether nothing was, for one of them."""
+    """What is left of a budget. It searches one more problem in that; ``spent``: nothing was left for one of them."""
 
     deadline: float
     seed: int
@@ -160,6 +157,12 @@ class _Rest:
     strategy: Strategy
     needs: Needs | None
     spent: bool = False
+
+    def share(self, waiting: int, on_best: Callable[[float, float], None]) -> Budget:
+        """Of the next of so many meshes that are ``waiting``, with half of it at most for an exact search."""
+        left_s = max(0.0, self.deadline - time.thread_time())
+        most_s = left_s / min(waiting, 2)
+        return Budget(left_s / waiting, self.seed, on_best, most_s=most_s, sources=self.sources, watch=self.watch)
 
     def __call__(self, problem: Problem) -> BestPlan | None:
         left_s = self.deadline - time.thread_time()
