@@ -31,7 +31,7 @@ from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.prices import cost_model
 from pdv.report.loaded import workload_of_found
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.simulate.step import simulate
 
 MODELS = (

@@ -30,7 +30,8 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.pcg.plan_cost import plan_cost
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 

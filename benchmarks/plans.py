@@ -21,7 +21,8 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.pcg.techniques import techniques
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.search.meshes import BestPlan, search_mesh, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh, search_meshes
 
 CLUSTERS: dict[str, str | dict[str, Any]] = {
     "laptop-4": "laptop-4.yaml",

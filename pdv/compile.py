@@ -41,7 +41,7 @@ from pdv.report.opaque import OpaqueWarning, opaque_warning
 from pdv.report.simulated import step_facts
 from pdv.report.summary import summarize
 from pdv.rewrite.chosen import chosen_rules
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.simulate.step import simulate
 from pdv.watch import UNWATCHED, Watch
 

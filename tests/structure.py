@@ -34,7 +34,7 @@ OF_OPERATORS = ("ir.ops", "pdv.frontend")
 """Where operators are told apart by name: their own declarations, and those who read foreign names."""
 
 OF_TORCH = ("pdv.frontend", "pdv.emit", "pdv.check", "pdv.loops")
-ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan.package")
+ANSWERS = ("pdv.problem.solution", "pdv.search.best", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan.package")
 """Where the records of what was found are declared."""
 
 # Layer -> its modules (with all below them), from the lowest to the highest: each imports those before it, and itself.

@@ -25,7 +25,8 @@ from pdv.frontend.program import Program
 from pdv.plan.derivation import to_steps
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from pdv.search.strategies.budget import Budget
 
 CLUSTER = Path(__file__).parents[2] / "examples/clusters/laptop-4.yaml"

@@ -10,7 +10,7 @@ from ir.graph import Node
 from pdv.pcg.techniques import gathered_axes
 from pdv.pins.constraint import Constraint, Joined
 from pdv.pins.names import source_of
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 
 
 def check_kept(found: BestPlan) -> BestPlan:

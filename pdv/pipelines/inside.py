@@ -20,7 +20,8 @@ from pdv.pipelines.timing import Timing, measure
 from pdv.problem import Problem, Solution
 from pdv.problem.workload import Stages, Workload, emitted
 from pdv.schedule.pieces import Pieces, pieces
-from pdv.search.meshes import BestPlan, realize_solution
+from pdv.search.best import BestPlan
+from pdv.search.meshes import realize_solution
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
 from pdv.simulate.calibration import CALIBRATION

@@ -22,7 +22,7 @@ from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
 from pdv.problem.workload import FOLDED, IN_HALVES, ON_HOST, Workload, are_several
 from pdv.schedule.pieces import pieces
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.search.refusals import too_large
 from pdv.simulate.step import simulate
 

@@ -26,7 +26,7 @@ from pdv.pipelines.pipeline import Mode
 from pdv.pipelines.priced import Found, Pricer, refuse, sliced
 from pdv.problem import Problem
 from pdv.problem.workload import Order, Recompute
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.variants.backtrack import Noticed
 from pdv.simulate.step import simulate

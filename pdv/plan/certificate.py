@@ -9,7 +9,7 @@ from typing import Any
 from pdv.cluster.units import MEMORY
 from pdv.plan.seal import finite
 from pdv.problem import Problem
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.watch import time_text
 
 Document = dict[str, Any]  # Any: JSON

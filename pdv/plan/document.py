@@ -35,7 +35,7 @@ from pdv.problem.problem import with_host
 from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 
 
 def plan_document(

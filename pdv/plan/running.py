@@ -65,7 +65,7 @@ from pdv.schedule.check import stuck
 from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.schedule.slices import why_not_in_slices
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 
 ACCUMULATE, STAGE, SLICE = "accumulate", "stage", "slice"
 RECOMPUTE, OFFLOAD_ACTIVATIONS = "recompute", "offload-activations"

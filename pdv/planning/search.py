@@ -29,7 +29,8 @@ from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Pins, Problem
 from pdv.problem.problem import ungathered
 from pdv.problem.workload import STALE
-from pdv.search.meshes import BestPlan, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 from pdv.simulate.step import simulate
 from pdv.watch import SEARCHING, SEARCHING_PIPELINES, UNWATCHED, Watch

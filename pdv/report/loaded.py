@@ -35,7 +35,7 @@ from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.problem import with_host
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, runs_whole, workload_of_pcg
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 
 Document = Mapping[str, Any]  # Any: plan.json
 

@@ -24,7 +24,8 @@ from pdv.problem import Problem
 from pdv.problem.problem import offloaded
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
-from pdv.search.meshes import BestPlan, NearestTooLargeError, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import NearestTooLargeError, search_meshes
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are

@@ -20,7 +20,7 @@ from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.report.remedies import multiply_nodes
 from pdv.rivals.setting import WITHIN_S, Row, Setting, row
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 
 QUIET: Progress = lambda stage, fraction: None  # noqa: E731  # the callback's signature
 

@@ -21,7 +21,8 @@ from pdv.pipelines.search import search_pipelines
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
 from pdv.rivals.setting import LEFT_OUT, WITHIN_S, Row, Setting, row
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from pdv.search.strategies import STRATEGIES
 from pdv.search.strategies.budget import Budget
 

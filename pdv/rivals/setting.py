@@ -19,7 +19,7 @@ from pdv.config import Mode
 from pdv.memory import step_memory
 from pdv.plan.running import as_run
 from pdv.report.loaded import Loaded, workload_of_found
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.simulate.step import simulate
 
 Row = dict[str, Any]  # Any: JSON; name, detail, step_s (null: there is none), fits, why

@@ -10,15 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from ir.errors import NoPlanFitsError
 from pdv.pcg.techniques import gathers_weights
 from pdv.problem import Pins, Problem
 from pdv.problem.problem import idle, ungathered
-
-if TYPE_CHECKING:
-    from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan, Needs
 
 NEAR = 1.15  # times the cheapest mesh's price: whose step is timed
 TIMED = 4  # meshes at most of about the same price
@@ -26,8 +23,7 @@ MOST_TIMED = 8  # at most, where the last word is that of steps
 ABOUT = 1.02  # times the shortest step, that is about as short
 WHOLE = 2  # of these: where weights are kept whole, too
 HOSTED = 1.5  # times a plan's price: a step that is as long waits for its hosts
-Needs = Callable[["BestPlan"], float]
-Search = Callable[[Problem], "BestPlan | None"]
+Search = Callable[[Problem], BestPlan | None]
 
 
 def shortest_step(
@@ -90,13 +86,15 @@ def _with_idle_axes(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def _once(step_s: Needs) -> Needs:
-    """Each plan's step, simulated once."""
-    known: dict[int, float] = {}  # by identity: all plans are kept while this is
+    """Each of a few plans' step, simulated once."""
+    known: list[tuple[BestPlan, float]] = []
 
     def of(plan: BestPlan) -> float:
-        if id(plan) not in known:
-            known[id(plan)] = step_s(plan)
-        return known[id(plan)]
+        seconds = next((seconds for one, seconds in known if one is plan), None)
+        if seconds is None:
+            seconds = step_s(plan)
+            known.append((plan, seconds))
+        return seconds
 
     return of
 

@@ -25,7 +25,8 @@ from pdv.problem.problem import ungathered
 from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, STALE, Order, Recompute, Stages, are_several
 from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 
 
 class Blocks(nn.Module):

@@ -15,8 +15,9 @@ from pdv.plan.certificate import certificate_document
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
 from pdv.search import meshes
+from pdv.search.best import BestPlan
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import BestPlan, search_mesh, search_meshes
+from pdv.search.meshes import search_mesh, search_meshes
 from pdv.search.strategies import STRATEGIES
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.strategies.together import together

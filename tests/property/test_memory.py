@@ -30,7 +30,8 @@ from ir.mesh import Mesh
 from learned_cost.profile.allocations import changes, held_bytes, peak_of
 from pdv.memory import step_memory
 from pdv.problem.workload import Execution
-from pdv.search.meshes import BestPlan, NearestTooLargeError, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import NearestTooLargeError, search_mesh
 from tests.pdv import worlds
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.simulate.workloads import of_pcg

@@ -32,7 +32,7 @@ from pdv.pipelines.estimates import Estimates
 from pdv.problem.workload import ONE_EACH, STALE, Order
 from pdv.schedule.lines import lines
 from pdv.schedule.order import Pipeline
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
 from pdv.simulate.step import factors

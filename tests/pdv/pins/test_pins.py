@@ -22,7 +22,8 @@ from pdv.pins.conflict import contradiction
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from tests.conftest import Golden
 from tests.pdv import worlds
 from tests.pdv.pins.graphs import gpt

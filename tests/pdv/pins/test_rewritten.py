@@ -25,7 +25,8 @@ from pdv.planning.search import Effort, search_problems
 from pdv.problem import Pins, Problem, Solution
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from pdv.search.strategies import STRATEGIES
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget

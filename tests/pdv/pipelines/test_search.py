@@ -33,7 +33,7 @@ from pdv.planning.search import Effort, search_problems
 from pdv.prices import cost_model
 from pdv.problem import Problem, Solution
 from pdv.schedule.pieces import pieces
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 from pdv.simulate.step import simulate

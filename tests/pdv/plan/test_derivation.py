@@ -19,7 +19,8 @@ from ir.proof.exact import verify_equal
 from pdv.plan.derivation import LEAVE, replay, to_steps
 from pdv.problem import Problem
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import BestPlan, search_mesh
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh
 from tests.conftest import Golden
 from tests.pdv.worlds import attention_block, f32, mlp, problem
 

@@ -16,7 +16,8 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.planning.problems import plan_problems
-from pdv.search.meshes import BestPlan, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_meshes
 from tests.pdv.worlds import attention_block
 
 GRAPH = attention_block(batch=4)

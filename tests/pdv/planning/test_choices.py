@@ -19,7 +19,7 @@ from pdv.planning.choices import Choice, read_choices, search_choices
 from pdv.planning.search import SearchResult
 from pdv.problem.precision import AS_EMITTED, MIXED
 from pdv.problem.problem import offloaded
-from pdv.search.meshes import BestPlan
+from pdv.search.best import BestPlan
 from pdv.search.strategies.budget import Budget
 from tests.pdv.worlds import DEVICE, mlp, problem
 

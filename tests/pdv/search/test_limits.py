@@ -14,7 +14,8 @@ from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
 from pdv.problem import Pins, Problem
-from pdv.search.meshes import BestPlan, search_mesh, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh, search_meshes
 from pdv.search.solver.configs import ConfigTable
 from pdv.search.timed import shortest
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem

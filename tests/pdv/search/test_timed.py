@@ -8,7 +8,8 @@ from ir.mesh import Mesh
 from ir.sharding import Invariant, Shard
 from ir.transition import STAYS
 from pdv.problem.problem import idle
-from pdv.search.meshes import BestPlan, search_mesh, search_meshes
+from pdv.search.best import BestPlan
+from pdv.search.meshes import search_mesh, search_meshes
 from tests.pdv.worlds import mlp, problem
 
 WIDE = mlp(batch=64, width=256, hidden=1024, layers=2)
