@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,31 +26,51 @@ def run_to_end(
     """
     pipe = subprocess.PIPE if capture else None
     with (
+        _handing_on() as signals,  # before there is a program: what comes while it starts is handed on then
         subprocess.Popen(list(words), env=environment, stdout=pipe, stderr=pipe, text=True) as program,  # noqa: S603  # ours, or the user's own
-        _handed_on(program) as told,
     ):
+        signals.hand_to(program)
         said, errors = program.communicate()
-    if capture and told:
-        raise KeyboardInterrupt if told[0] == signal.SIGINT else SystemExit(128 + told[0])
+    if capture and signals.told:
+        raise KeyboardInterrupt if signals.told[0] == signal.SIGINT else SystemExit(128 + signals.told[0])
     return subprocess.CompletedProcess(list(words), program.returncode, said, errors)
 
 
-@contextmanager
-def _handed_on(program: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """Context in which a program is sent what this process is sent; numbers of the signals that were."""
-    told: list[int] = []
+@dataclass
+class _Signals:
+    """Those that this process was ``told``, of which a program that was not there yet is told ``late``."""
 
-    def hand_on(number: int, _: object) -> None:
-        told.append(number)
-        if number != signal.SIGINT or not _is_on_terminal():
+    told: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    program: subprocess.Popen[str] | None = None
+
+    def hand_on(self, number: int, _: object) -> None:
+        """A signal."""
+        self.told.append(number)
+        if number == signal.SIGINT and _is_on_terminal():
+            return
+        if self.program is None:
+            self.late.append(number)
+        else:
+            self.program.send_signal(number)
+
+    def hand_to(self, program: subprocess.Popen[str]) -> None:
+        """What came, and what comes."""
+        self.program = program
+        for number in self.late:
             program.send_signal(number)
 
+
+@contextmanager
+def _handing_on() -> Iterator[_Signals]:
+    """Context in which this process hands on what it is told to end by."""
+    signals = _Signals()
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
-        yield told
+        yield signals
         return
-    before = {number: signal.signal(number, hand_on) for number in SIGNALS}
+    before = {number: signal.signal(number, signals.hand_on) for number in SIGNALS}
     try:
-        yield told
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -131,7 +131,7 @@ def search_problems(
             if may and not first and (result := in_parts(effort.until(deadline))) is not None:
                 return _timed(result, started)
             needs = partial(_needs, effort=effort, pinned=pinned) if may else None
-            raise _refusal([error, *refused], again, problems[0], cluster, progress, needs) from error
+            raise _refusal([error, *refused], again, problems[0], cluster, progress, needs, effort.budget_s) from error
 
 
 def _in_parts(
@@ -180,10 +180,11 @@ def _refusal(
     cluster: Cluster,
     progress: Progress,
     needs: Callable[..., float | None] | None,
+    budget_s: float,
 ) -> NoPlanFitsError:
     """That of the smallest plan, with what would help where that is asked.
 
-    needs: of plans with stages and micro-batches, where they are allowed.
+    needs: of plans with stages and micro-batches, where they are allowed. budget_s: as of ``find_remedies``.
     """
     error = min(refused, key=lambda one: one.needed_bytes)
     if again is None:
@@ -191,7 +192,7 @@ def _refusal(
     from pdv.report.remedies import find_remedies, with_remedies
 
     progress("looking for what would fit", None)
-    remedies = find_remedies(again, problem.graph, cluster, error, problem.memory_limit, needs)
+    remedies = find_remedies(again, problem.graph, cluster, error, problem.memory_limit, needs, budget_s)
     return with_remedies(error, remedies)
 
 

@@ -7,9 +7,10 @@ Entry point: ``find_remedies``.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
@@ -29,7 +30,7 @@ from pdv.search.meshes import NearestTooLargeError, search_meshes
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are
-WITHIN_S = 10.0  # each search
+WITHIN_S, ALL_S = 10.0, 30.0  # CPU-seconds of each search, and of all together: what is not looked at then is not said
 
 AGAIN: tuple[tuple[Recompute, str], ...] = (
     ("selective", "attention's inside recomputed"),
@@ -45,7 +46,7 @@ Problems = Callable[[Graph, Cluster], Sequence[Problem]]
 Needs = Callable[..., float | None]
 """What the best of all plans of problems on a cluster needs, within seconds; ``hosted``: layers may keep on hosts."""
 Need = Callable[..., float | None]
-"""The same of a graph on a cluster, asked by ``Problems``."""
+"""The same of a graph on a cluster, asked by ``Problems``, in what time there is; None, too, once there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def with_remedies(error: NoPlanFitsError, remedies: Sequence[Remedy]) -> NoPlanF
     """The refusal, with what would help."""
     fitting = [remedy for remedy in remedies if remedy.fits]
     lines = "; ".join(f"{remedy.change} ({MEMORY.format(remedy.needed_bytes)} per device)" for remedy in fitting)
-    mend = f"What would fit: {lines}" if lines else "None of the usual changes alone would do: combine them"
+    tried = "None of the changes that were tried would do alone: combine them"
+    mend = f"What would fit: {lines}" if lines else tried if remedies else "Use more devices, or a smaller batch"
     what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
     searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
     return NoPlanFitsError(
@@ -93,16 +95,27 @@ def find_remedies(
     error: NoPlanFitsError,
     limit: float,
     needs: Needs | None = None,
+    budget_s: float = ALL_S,
 ) -> list[Remedy]:
     """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried.
 
     needs: of plans in stages and micro-batches, some of them recomputed, where the search was over these.
+    budget_s: CPU-seconds behind which no more are tried.
     """
     found: list[Remedy] = []
-    need = _smallest if needs is None else partial(_in_parts, needs)
+    deadline = time.thread_time() + min(ALL_S, budget_s)
+
+    def need(problems: Problems, graph: Graph, cluster: Cluster, **how: Any) -> float | None:  # Any: as of ``Need``
+        within_s = min(WITHIN_S, deadline - time.thread_time())
+        if within_s <= 0.0:
+            return None
+        if needs is None:
+            return _smallest(problems(graph, cluster), cluster, within_s, **how)
+        return needs(problems(graph, cluster), cluster, within_s, **how)
+
     if problems(graph, cluster)[0].train:
         if needs is None:
-            found += _mildest(_accumulate(problems, graph, cluster, limit))
+            found += _mildest(_accumulate(problems, graph, cluster, limit, need))
             found += in_layers(error, cluster, limit)
         found += _offload(problems, graph, cluster, limit, need)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
@@ -110,12 +123,6 @@ def find_remedies(
         found += [] if narrow is None else [Remedy("--dtype bfloat16", narrow, narrow <= limit)]
     found += _mildest(_larger(problems, graph, cluster, error.needed_bytes, limit, need))
     return found
-
-
-def _in_parts(
-    needs: Needs, problems: Problems, graph: Graph, cluster: Cluster, *, hosted: bool = False
-) -> float | None:
-    return needs(problems(graph, cluster), cluster, WITHIN_S, hosted=hosted)
 
 
 def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
@@ -127,13 +134,13 @@ def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
     return [] if last is None else [last]
 
 
-def _accumulate(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Remedy]:
+def _accumulate(problems: Problems, graph: Graph, cluster: Cluster, limit: float, need: Need) -> Iterator[Remedy]:
     """Gradients of several smaller batches added up, one optimizer step behind them."""
     for count in MICRO_BATCHES:
         smaller = micro_batch(graph, count)
         if smaller is None:
             return
-        needed = _smallest(problems, smaller, cluster, micro_batches=count)
+        needed = need(problems, smaller, cluster, micro_batches=count)
         if needed is None:
             return
         yield Remedy(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
@@ -227,7 +234,7 @@ def multiply_nodes(cluster: Cluster, times: int) -> Cluster:
 
 
 def _smallest(
-    problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1, *, hosted: bool = False
+    problems: Sequence[Problem], cluster: Cluster, within_s: float, *, micro_batches: int = 1, hosted: bool = False
 ) -> float | None:
     """What the best plan of the whole batch that fits needs, or else the smallest; None if no plan was found at all."""
     del hosted  # layers of one stage are told of by ``in_layers``
@@ -237,7 +244,7 @@ def _smallest(
         return needed_bytes(replace(work, execution=replace(work.execution, micro_batches=micro_batches)))
 
     try:
-        return of(search_meshes(problems(graph, cluster), budget_s=WITHIN_S, needs=of))
+        return of(search_meshes(problems, budget_s=within_s, needs=of))
     except NoPlanFitsError as error:
         return None if math.isinf(error.needed_bytes) else error.needed_bytes
 

@@ -40,3 +40,16 @@ def test_it_ends_with_what_runs_it(number: signal.Signals, tmp_path: Path) -> No
         assert started.wait(30) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_it_is_told_what_came_while_it_started(tmp_path: Path) -> None:
+    """A signal that the operating system delivers in the midst of Popen."""
+    starts = (
+        "import os, signal, subprocess\nstart = subprocess.Popen.__init__\n"
+        "def late(*of, **how):\n    start(*of, **how)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "subprocess.Popen.__init__ = late\n"
+    )
+    words = [sys.executable, "-c", starts + RUNS, "import time; time.sleep(120)"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, start_new_session=True, timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGTERM

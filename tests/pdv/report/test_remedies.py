@@ -15,6 +15,7 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph as small_graph
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
+from pdv.report import remedies
 from pdv.report.remedies import Problems, find_remedies, in_layers, multiply_nodes, need_of, with_remedies
 from pdv.search.meshes import search_meshes
 from tests.pdv import worlds
@@ -93,3 +94,15 @@ def test_more_of_the_same_nodes() -> None:
     several = multiply_nodes(load_cluster(nodes), 2)
     assert (several.num_nodes, several.num_devices) == (4, 32)
     assert find_route(several, (0, 8)).link.bandwidth_bytes_per_s > 0
+
+
+def test_nothing_is_searched_for_once_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the nearest plan, which is known, its walks are."""
+    graph, cluster, limit = worlds.mlp(batch=512, width=48, hidden=96), load_cluster(LAPTOP), 1e3
+    with pytest.raises(NoPlanFitsError) as caught:
+        search_meshes(problems_within(limit)(graph, cluster), needs=need_of(cluster))
+    searched = []
+    monkeypatch.setattr(remedies, "search_meshes", lambda *_, **__: searched.append(0))
+    found = find_remedies(problems_within(limit), graph, cluster, caught.value, limit, budget_s=0.0)
+    assert not searched
+    assert {one.change for one in found} <= {"attention's inside recomputed", "each layer recomputed from its input"}
