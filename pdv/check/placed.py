@@ -37,6 +37,7 @@ _ALLOWED = {
     "backward",
     "detach",
     "is_floating_point",
+    "is_inference",
     "requires_grad_",
 }
 _GRAD: Any = Tensor.grad  # a property
