@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from ir.files.signals import handled
 
 
 def run_to_end(
@@ -24,9 +22,10 @@ def run_to_end(
     Raises:
         KeyboardInterrupt, SystemExit: if it was told to end, and its output is captured: nobody else says so.
     """
-    pipe = subprocess.PIPE if capture else None
+    pipe, signals = subprocess.PIPE if capture else None, _Signals()
     with (
-        _handing_on() as signals,  # before there is a program: what comes while it starts is handed on then
+        # before there is a program: what comes while it starts is handed on then
+        handled(signals.hand_on, signal.SIGINT, signal.SIGTERM),
         subprocess.Popen(list(words), env=environment, stdout=pipe, stderr=pipe, text=True) as program,  # noqa: S603  # ours, or the user's own
     ):
         signals.hand_to(program)
@@ -59,21 +58,6 @@ class _Signals:
         self.program = program
         for number in self.late:
             program.send_signal(number)
-
-
-@contextmanager
-def _handing_on() -> Iterator[_Signals]:
-    """Context in which this process hands on what it is told to end by."""
-    signals = _Signals()
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
-        yield signals
-        return
-    before = {number: signal.signal(number, signals.hand_on) for number in SIGNALS}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_on_terminal() -> bool:

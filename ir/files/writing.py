@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ir.errors import UsageError, WriteError
+from ir.files.signals import handled
 
 _STREAMS = {Path("/dev"), Path("/dev/fd")}  # /dev/stdout may lead to a file, of which it is but a name
 
@@ -61,14 +61,8 @@ def _is_replaced(path: Path) -> bool:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """The moment in which files change places: Ctrl-C comes too late for it."""
-    if threading.current_thread() is not threading.main_thread():  # no signal arrives here
+    with handled(signal.SIG_IGN, signal.SIGINT):
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})

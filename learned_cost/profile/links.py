@@ -13,10 +13,8 @@ import os
 import signal
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ir.files.signals import handled
 from learned_cost.profile.collectives import FACTORS, agree, collective_call, slowest_seconds
 
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
@@ -72,28 +71,15 @@ def measure_here(levels: Sequence[LevelAsked], device: str, budget_s: float, pro
     """``measure_links`` in so many processes of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (tuple(levels), device, budget_s, processes, folder)
-        with _ended_in_order():  # which ends daemons
+        with handled(_end_in_order, signal.SIGTERM):  # by way of what is to be done at exit, which ends daemons
             mp.spawn(_one_process, arguments, nprocs=processes, daemon=True)  # type: ignore[attr-defined, no-untyped-call]
         told = json.loads((Path(folder) / "measured.json").read_text(encoding="utf-8"))
     rows = tuple(LinkRow(**row) for row in told["rows"])
     return Measured(rows, tuple((a, b, rate) for a, b, rate in told["pairs"]), told["backend"])
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Context in which this process, told to end (``SIGTERM``), does so by way of what is to be done at exit."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end_in_order(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _one_process(

@@ -23,7 +23,7 @@ from pdv.pipelines.shorten import Short
 from pdv.problem.workload import FOLDED, IN_HALVES, ON_HOST, Workload, are_several
 from pdv.schedule.pieces import pieces
 from pdv.search.best import BestPlan
-from pdv.search.refusals import too_large
+from pdv.search.refusals import LESS_EACH, too_large
 from pdv.simulate.step import simulate
 
 ROUNDS = 3  # of a tighter limit, where a cut needs more than the sum of its values
@@ -209,7 +209,7 @@ def hosted_bytes(space: Space, found: Found) -> float | None:
 
 def refuse(space: Space, nearest: Found | None) -> NoPlanFitsError:
     """What is said where nothing that is as pinned fits, of the smallest plan found."""
-    pinned, mend = space.pinned.says_how, "Use more devices, or a smaller batch"
+    pinned, mend = space.pinned.says_how, LESS_EACH
     if pinned:
         mend = f"Leave out --stages, --micro-batches, --schedule or --recompute. {mend}"
     if nearest is None:

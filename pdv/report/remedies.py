@@ -27,6 +27,7 @@ from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
 from pdv.search.best import BestPlan
 from pdv.search.meshes import NearestTooLargeError, search_meshes
+from pdv.search.refusals import LESS_EACH
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are
@@ -79,7 +80,7 @@ def with_remedies(error: NoPlanFitsError, remedies: Sequence[Remedy]) -> NoPlanF
     fitting = [remedy for remedy in remedies if remedy.fits]
     lines = "; ".join(f"{remedy.change} ({MEMORY.format(remedy.needed_bytes)} per device)" for remedy in fitting)
     tried = "None of the changes that were tried would do alone: combine them"
-    mend = f"What would fit: {lines}" if lines else tried if remedies else "Use more devices, or a smaller batch"
+    mend = f"What would fit: {lines}" if lines else tried if remedies else LESS_EACH
     what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
     searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
     return NoPlanFitsError(

@@ -13,7 +13,7 @@ from pdv.cluster.units import MEMORY
 from pdv.pcg.plan_cost import realize
 from pdv.problem import Problem, Realized, Solution
 from pdv.search.best import BestPlan, Needs
-from pdv.search.refusals import too_large
+from pdv.search.refusals import LESS_EACH, too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
@@ -33,7 +33,7 @@ class NearestTooLargeError(NoPlanFitsError):
     def __init__(self, problem: Problem, needed: float, nearest: BestPlan, bound_s: float) -> None:
         super().__init__(
             f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
-            mend="Use more devices, or a smaller batch",
+            mend=LESS_EACH,
             needed_bytes=needed,
             bound_s=bound_s,
             cut=not nearest.complete,
@@ -228,7 +228,7 @@ def _no_peak_fits(problem: Problem, nearest: float, bound_s: float, *, cut: bool
     return NoPlanFitsError(
         f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
         f"the limit is {MEMORY.format(problem.memory_limit)}",
-        mend="Use more devices, or a smaller batch",
+        mend=LESS_EACH,
         needed_bytes=nearest,
         bound_s=bound_s,
         cut=cut,

@@ -8,6 +8,8 @@ from ir.errors import NoPlanFitsError
 from pdv.cluster.units import MEMORY
 from pdv.problem import Problem
 
+LESS_EACH = "Use more devices, or a smaller batch"  # what lets each device have less
+
 
 def no_legal_plan(problem: Problem, *, cut: bool = False) -> NoPlanFitsError:
     """The error of pins that contradict each other; ``cut``: as far as a search came that was stopped."""

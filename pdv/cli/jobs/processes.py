@@ -21,6 +21,7 @@ from typing import Any
 
 import pdv
 from ir.files.reading import parse_json
+from ir.files.signals import handled
 from pdv.cli.jobs.spec import Job
 
 KILLING = 3  # the interrupt from which on processes are killed: the second one ended them already
@@ -102,15 +103,8 @@ class Runs:
     @contextmanager
     def _passing_on(self) -> Iterator[None]:
         """Within, Ctrl-C goes to all processes, and no further one is begun."""
-        if threading.current_thread() is not threading.main_thread():  # no signal arrives here
+        with handled(self._handle, signal.SIGINT, signal.SIGTERM):
             yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         with self._lock:

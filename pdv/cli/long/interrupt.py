@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ir.errors import NoPlanFitsError
+from ir.files.signals import handled
 from pdv.cli.long.progress import Follower
 
 KEPT = 10  # exit code: interrupted, and the best plan so far was taken
@@ -53,15 +54,10 @@ def keeping_best(follower: Follower) -> Iterator[Interrupts]:
         KeyboardInterrupt: if that search had found nothing yet.
     """
     interrupts = Interrupts(follower)
-    if threading.current_thread() is not threading.main_thread():  # no signal arrives here
-        yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, interrupts.handle)
-    try:
-        yield interrupts
-    except NoPlanFitsError:
-        if interrupts.stopped():
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    with handled(interrupts.handle, signal.SIGINT):
+        try:
+            yield interrupts
+        except NoPlanFitsError:
+            if interrupts.stopped():
+                raise KeyboardInterrupt from None
+            raise

@@ -41,9 +41,7 @@ Read = Callable[[Tensor], Tensor | None]
 
 def full_state(model: ParallelModule) -> dict[str, Tensor]:
     """As ``ParallelModule.full_state_dict``: tensors that share memory in the source share it here."""
-    meet(model, "full_state_dict")
-    _check_kept(model)
-    compare_weights(model, go_on=True)
+    _meet_with_all(model, "full_state_dict")
     found = _under_all_names(model, model.whole(lambda tensor: tensor.detach(), rest=True))
     if model.mesh.origins:
         file = model.mesh.origins[0][1].file
@@ -64,6 +62,13 @@ def _under_all_names(model: ParallelModule, found: dict[str, Tensor]) -> dict[st
     said = SourceNames.of(model.mesh.origins[0][1].file)
     views = {name: take_view(found[stored], view) for name, (stored, view) in said.names.items() if stored in found}
     return {name: tensor for name, tensor in {**found, **views}.items() if name not in said.joint}
+
+
+def _meet_with_all(model: ParallelModule, what: str) -> None:
+    """Wait for all ranks, before weights are handed out: all that there are, and on all ranks the same."""
+    meet(model, what)
+    _check_kept(model)
+    compare_weights(model, go_on=True)
 
 
 def _check_kept(model: ParallelModule) -> None:
@@ -177,9 +182,7 @@ class _Writer:
 @torch.no_grad()
 def save(model: ParallelModule, folder: str | os.PathLike[str], most: int, *, overwrite: bool) -> None:
     """As ``ParallelModule.save_safetensors``."""
-    meet(model, "save_safetensors")
-    _check_kept(model)
-    compare_weights(model, go_on=True)
+    _meet_with_all(model, "save_safetensors")
     origins = model.mesh.origins
     file = origins[0][1].file if origins else None
     tables = _gather({name: entry for tensor, stored in origins for name, entry in _entries(tensor, stored).items()})

@@ -12,6 +12,7 @@ from torch import Tensor, optim
 from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812
 
+from pdv.emit.templates.stored import local_piece
 from tests.distributed.emitted.test_loop import CLASSES, Classifier, batch, classifier, pair, write_weights
 from tests.distributed.harness import run_ranks
 
@@ -148,7 +149,7 @@ def handed_out(path: Path) -> None:
     if dist.get_rank() == 1:
         with torch.no_grad():
             model.bias.add_(1)
-    bias = model.bias.detach().to_local().clone()  # type: ignore[attr-defined]
+    bias = local_piece(dict(model.named_parameters())["bias"].detach()).clone()
     dist.broadcast(bias, 0)
     with pytest.warns(UserWarning, match="ranks-differ: bias"):
         assert torch.equal(model.full_state_dict()["bias"], bias)

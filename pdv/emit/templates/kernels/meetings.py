@@ -11,6 +11,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -100,12 +101,14 @@ def _explain_lost_ranks(store: Any, rank: int) -> None:  # Any: a store of torch
 @contextmanager
 def _not_terminated() -> Iterator[None]:
     """Last words come to their end: torchrun terminates all others as soon as it knows of one process that failed."""
-    held: Any = None
-    with suppress(ValueError):  # not in the main thread
-        held = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    yield
-    if held is not None:
-        signal.signal(signal.SIGTERM, held)
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _ended(store: Any, rank: int) -> list[int]:  # Any: a store of torch
