@@ -233,4 +233,14 @@ detach = Operator(
     fold=lambda x: x,
 )
 
-OPS = (reshape, permute, expand, detach)
+row_major = Operator(
+    "row_major",
+    "... -> ...",
+    "move",
+    linear=_FIRST,
+    evaluate=lambda t, x, c: x[0],
+    emit="{0}.contiguous()",
+    fold=lambda x: x,
+)
+
+OPS = (reshape, permute, expand, detach, row_major)

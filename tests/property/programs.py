@@ -154,6 +154,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("reshape", ((6, 1, 12),), {"shape": (1, 6, 2, 6)}),
     Example("permute", ((6, 2, 12),), {"perm": (2, 0, 1)}),
     Example("detach", ((6, 2, 12),)),
+    Example("row_major", ((6, 2, 12),)),
     Example("expand", ((6, 1, 2),), {"shape": (6, 6, 2)}),
     Example("chunk", ((6, 18),), {"dim": 1, "parts": 3, "index": 1}),
     Example("pad", ((6, 5, 4),), {"dim": 1, "after": 3}),

@@ -1,7 +1,8 @@
 """The PCG as the emitted program says it: operators that a sentence of two says better, and axis names that fit Python.
 
-reduce_replicate(x, a) == replicate(reduce(x, a), a), so that whoever else wants the sum shares it; an axis whose name
-the program needs for itself gets an underscore; a buffer that is overwritten is read through one stored tensor.
+reduce_replicate(x, a) == replicate(reduce(x, a), a), so that whoever else wants the sum shares it; a value that several
+readers would each lay out in rows is laid out once; an axis whose name the program needs for itself gets an underscore;
+a buffer that is overwritten is read through one stored tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ir.ops import OPERATORS
 from ir.ops.parallel import move
 from ir.sharding import Invariant, State
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
+from pdv.emit.analysis.row_major import laid_in_rows
 from pdv.frontend.program import BATCH
 from pdv.passes.tied_views import whole_buffers
 from pdv.pcg.over_time import TIME
@@ -29,7 +31,15 @@ def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mes
     taken -= {TIME}
     renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
-    graph, made = builder.rebuild(pcg, lambda node, operands: _lower_all(builder, node, operands, renamed))
+    in_rows, laid_out = laid_in_rows(pcg), dict[Node, Node]()
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        made = _lower_all(builder, node, tuple(laid_out.get(operand, operand) for operand in operands), renamed)
+        if node in in_rows:
+            laid_out[made] = builder.apply(OPERATORS["row_major"], (made,), {})
+        return made
+
+    graph, made = builder.rebuild(pcg, make)
     return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes)), made
 
 
