@@ -55,7 +55,7 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
 class Leaf:
     """A tensor in the memory of a parameter, or a device's copy of it, and over which axes its gradient is summed.
 
-    rests: in the memory of the parameter.
+    rests: in the memory of the parameter. key: of the buckets that it goes into; num_bytes: of its gradient.
     """
 
     tensor: Tensor
@@ -63,6 +63,10 @@ class Leaf:
     axes: tuple[Axis, ...]
     rests: Tensor
     in_bucket: bool = False
+
+    def __post_init__(self) -> None:  # once: in backward, what a CPU reads has left its caches
+        self.key = (*(axis.name for axis in self.axes), self.rests.dtype, self.tensor.device)
+        self.num_bytes = self.rests.numel() * self.rests.element_size()
 
     @property
     def version(self) -> int:
@@ -327,8 +331,7 @@ class GradientSums:
 
     def wait_for_end(self) -> None:
         """Have all that waits summed at the end of this backward pass, unless it is held, or dropped if it fails."""
-        backward = torch._C._current_graph_task_id()  # noqa: SLF001
-        if backward != self._backward:
+        if (backward := torch._C._current_graph_task_id()) != self._backward:  # noqa: SLF001
             self._backward = backward
             torch.autograd.Variable._execution_engine.queue_callback(_End(self))  # noqa: SLF001
 
@@ -348,15 +351,12 @@ class GradientSums:
         """Into the bucket of its axes, if it has any."""
         if not leaf.axes or leaf.in_bucket:
             return
-        grad = leaf.tensor.grad
-        assert grad is not None, "called for leaves with gradients"
-        key = (*(axis.name for axis in leaf.axes), grad.dtype, grad.device)
-        bucket = self._filling.setdefault(key, Bucket())
+        bucket = self._filling.get(leaf.key) or self._filling.setdefault(leaf.key, Bucket())
         bucket.leaves.append(leaf)
-        bucket.num_bytes += grad.numel() * grad.element_size()
+        bucket.num_bytes += leaf.num_bytes
         leaf.in_bucket = True
         if bucket.num_bytes >= self.bucket_bytes:
-            self._start(self._filling.pop(key))
+            self._start(self._filling.pop(leaf.key))
 
     def _start_all(self) -> None:
         filled, self._filling = self._filling, {}

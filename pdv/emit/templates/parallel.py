@@ -55,6 +55,10 @@ class Axis:
     levels: tuple[Axis, ...] = ()
     sums: Axis | None = None
 
+    def __hash__(self) -> int:
+        """Of the name alone: it is asked for each parameter that is read."""
+        return hash(self.name)
+
     @property
     def of_sums(self) -> Axis:
         """For sums of gradients."""
@@ -65,11 +69,7 @@ class Axis:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is saved.
-
-        Raises:
-            TypeError: of an axis of several ranks, whose group is there while these run.
-        """
+        """What is saved; TypeError of an axis of several ranks, whose group is there while these run."""
         if self.group is not None:
             raise TypeError(
                 "cannot-pickle: a model on several ranks holds their process groups, which no file keeps. Save "

@@ -39,14 +39,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .kernels.compiled import outside
 from .parallel import pack, unpack
 
-_open = local()
-"""Of a thread: addresses of the weights that it has read, inside ``note_weights``."""
+
+class _Open(local):
+    """Of a thread: addresses of the weights that it has read, inside ``note_weights``."""
+
+    noted: dict[int, StorageWeakRef] | None = None
+
+
+_open = _Open()
 
 
 @contextmanager
 def note_weights() -> Iterator[Callable[[Tensor], bool]]:
     """Context in which weights that are read are known again; whether a tensor lies in the memory of one."""
-    before, noted = getattr(_open, "noted", None), dict[int, StorageWeakRef]()
+    before, noted = _open.noted, dict[int, StorageWeakRef]()
     _open.noted = noted
 
     def is_weight(x: Tensor) -> bool:
@@ -61,7 +67,7 @@ def note_weights() -> Iterator[Callable[[Tensor], bool]]:
 
 def note(x: Tensor) -> Tensor:
     """A weight as it is computed with, which stays where it is."""
-    noted = getattr(_open, "noted", None)
+    noted = _open.noted
     if noted is not None:
         memory = x.untyped_storage()
         noted[memory.data_ptr()] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
