@@ -70,6 +70,7 @@ class Insides:
         self.complete = True  # False once one was cut short: of what it left out nothing is known
         self.rules = space.problem.rules if rules else ()
         self._known: dict[tuple[object, ...], EarlierSearches] = {}
+        self._too_small: dict[tuple[object, ...], float] = {}  # the largest limit within which there is none
         self._free: dict[Candidate, Inside | None] = {}
         self.known: dict[Candidate, dict[str, Inside]] = {}  # by their digests
         self._moves: dict[tuple[object, ...], Redistribution] = {}
@@ -112,6 +113,8 @@ class Insides:
             links = problem.mesh, problem.axes
             moves = self._moves.setdefault(links, Redistribution(*links, problem.bucket_bytes))
             self._known[key] = EarlierSearches(moves)
+        if limit <= self._too_small.get(key, 0.0):
+            return None
         budget = replace(self.budget, known=self._known[key])
         self.solved += 1
         try:
@@ -120,6 +123,8 @@ class Insides:
             return None
         except NoPlanFitsError as error:
             self.complete = self.complete and not error.cut
+            if not error.cut:
+                self._too_small[key] = max(limit, self._too_small.get(key, 0.0))
             return None
         self.states, self.complete = self.states + solution.states, self.complete and solution.complete
         solution = replace(solution, realized=solution.realized or realize_solution(solution))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch._ops import OpOverload
 
 from ir.graph import Node
 from ir.types import DType
@@ -18,6 +19,7 @@ from pdv.frontend.chosen import Chosen, choose
 from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
 from pdv.frontend.quantiles import quantile
 from pdv.frontend.torch import draws, more
+from pdv.frontend.torch.opaque import OF_CHANNELS, opaque
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
 
 
@@ -306,8 +308,15 @@ _UNARY = (
 _BINARY = {f"aten.{op}.{form}": binary(op) for op in ("add", "sub", "mul", "div") for form in ("Tensor", "Scalar")}
 _IDENTITY = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_fresh")
 
+
+def in_torch(function: OpOverload) -> Handler:
+    """Of a function that torch runs as it is, of whose loops all that can be cut are known."""
+    return lambda k, *args, **kwargs: opaque(k, function, args, kwargs)
+
+
 HANDLERS: Mapping[str, Handler] = {
     **more.HANDLERS,
+    **{str(function): in_torch(function) for function in OF_CHANNELS},
     **draws.READERS,
     **draws.DROPOUT,
     "aten._grouped_mm.default": grouped_mm,

@@ -34,7 +34,7 @@ _MADE_OF_OTHERS = [  # beside those that torch takes apart for core ATen
     _ATEN.leaky_relu, _ATEN.hardshrink, _ATEN.softshrink,
     _ATEN.mish, _ATEN.glu, _ATEN.log_sigmoid_forward,
     _ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_with_logits, _ATEN.soft_margin_loss,
-    _ATEN.upsample_nearest2d, _ATEN.upsample_bilinear2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
+    _ATEN.upsample_nearest2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
     _ATEN.baddbmm, _ATEN.threshold, _ATEN.std, _ATEN.var, _ATEN.var_mean, _ATEN.tril, _ATEN.triu,
 ]  # fmt: skip
 _OF_THEIR_OWN = (  # as torch takes them apart, they have other values or gradients at zero, or at margins

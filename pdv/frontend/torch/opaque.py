@@ -46,13 +46,10 @@ _BY_VALUE = {
 
 _ATEN = torch.ops.aten
 _JUMPS = (_ATEN.floor, _ATEN.ceil, _ATEN.trunc, _ATEN.round, _ATEN.frac, _ATEN.div, _ATEN.floor_divide)
-_OF_ROWS = frozenset(
-    {
-        *(_ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp),
-        *(_ATEN.argmax, _ATEN.argmin, _ATEN.max, _ATEN.min),
-        *(_ATEN.gather, _ATEN.scatter, _ATEN.scatter_add, _ATEN.scatter_reduce),
-    }
-)
+_OF_ROWS = (
+    _ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp, _ATEN.argmax, _ATEN.argmin,
+    _ATEN.max, _ATEN.min, _ATEN.gather, _ATEN.scatter, _ATEN.scatter_add, _ATEN.scatter_reduce,
+)  # fmt: skip
 """Functions of each row along the dim that is called so among their arguments, of which some leave that out.
 
 Of several operands, these have the same rows if their other dims have the same sizes.
@@ -67,6 +64,12 @@ OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     _ATEN.linalg_matrix_exp: (3, 1),
 }  # fmt: skip
 """Functions of each sample: of which rank the first operand is then at least, and how many have the samples first."""
+
+OF_CHANNELS = tuple(getattr(packet, form) for form in ("default", "vec") for packet in (
+    _ATEN.upsample_linear1d, _ATEN.upsample_bilinear2d, _ATEN.upsample_bicubic2d, _ATEN.upsample_trilinear3d,
+    _ATEN._upsample_bilinear2d_aa, _ATEN._upsample_bicubic2d_aa,  # noqa: SLF001
+))  # fmt: skip
+"""Functions of each channel of each sample, [n, c, *space]; made of others they take twice as long or more."""
 
 _BEYOND = re.compile("out of (bounds|range)")
 
@@ -180,12 +183,13 @@ def _loops_of(
         least, count = OF_SAMPLES[function.overloadpacket]
         alike = count == len(operands) and len({x.type.shape[:1] for x in operands}) == 1
         return _loops_of_samples(operands, rank, count) if alike and operands[0].type.rank >= least else ""
+    if function in OF_CHANNELS:
+        return " -> ".join(" ".join(("n c", *(f"{side}{dim}*" for dim in range(2, rank)))) for side in "xy")
     if function.overloadpacket not in _OF_ROWS:
         return ""
-    asked = function._schema.arguments  # noqa: SLF001
+    asked, before = function._schema.arguments, operands[0].type.rank  # noqa: SLF001
     given = {one.name: one.default_value for one in asked if one.has_default_value()}
     dim = {**given, **dict(zip((one.name for one in asked), args, strict=False)), **kwargs}.get("dim")
-    before = operands[0].type.rank
     if dim is None or not 0 <= before - rank <= 1 or not before:
         return ""
     at = int(dim) % before
