@@ -107,6 +107,8 @@ class Operator:
         eager: the torch expression that profiles measure, where it is not what one device runs in a program.
         emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
             (node, its operands' expressions, an ``ir.emission.writing.Writing``) where it depends on more than that.
+        says: of a function that frontends make of others, as search knows these: a node that has its value, and a
+            gradient as it has, too -> the operands and attributes of that; None of other nodes.
         is_heavy: True if one of it is enough in a line of a program, though it is no product, window or lookup.
         is_row_norm: True if it scales rows to a unit size; torch's function is told the size of the rows.
         is_activation: True of a function of elements that models put behind products.
@@ -159,6 +161,7 @@ class Operator:
 
     # how it is written
     emit: str | Callable[..., Code] = ""
+    says: Callable[..., tuple[tuple[Any, ...], Attrs] | None] | None = None  # Any: nodes
     is_heavy: bool = False
     is_row_norm: bool = False
     is_activation: bool = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.memory.layout import Memory
 from ir.memory.local import Local
-from ir.operator import Operator
+from ir.operator import Attrs, Operator
 from ir.ops.elementwise import (
     _FIRST,
     Evaluate,
@@ -176,6 +178,55 @@ to_integer = Operator(  # of floats: towards zero, which is a function of the va
     fold=_fold_cast,
 )
 
+_CLOSE = 1e-6  # of factors that a frontend rounded to float32
+Said = tuple[tuple[Node, ...], Attrs]
+
+
+def _says_leaky(node: Node) -> Said | None:
+    """where(x > 0, x, factor x); at zero x >= 0 would have another gradient."""
+    if node.op.name != "where" or not node.type.dtype.is_floating:
+        return None
+    asked, x, below = node.operands
+    if asked.op.name != "compare_number" or (asked.attr("relation"), asked.attr("number")) != (">", 0.0):
+        return None
+    if below.op.name != "scale" or not asked.operands[0] is below.operands[0] is x:
+        return None
+    return (x,), {"factor": below.attr("factor")}
+
+
+def _says_elu(node: Node, *, steep: bool) -> Said | None:
+    """relu(x) + factor expm1(within min(x, 0)), where ``within`` is 1, or (``steep``) 1 / factor."""
+    if not node.op.adds or node.operands[0].op.name != "relu":
+        return None
+    above, rest = node.operands
+    below, factor = _scaled(rest)
+    clamped, within = _scaled(below.operands[0]) if below.op.name == "expm1" else (below, 1.0)
+    if clamped.op.name != "clamp" or (clamped.attr("minimum"), clamped.attr("maximum")) != (-math.inf, 0.0):
+        return None
+    fits = abs(within * factor - 1.0) < _CLOSE if steep else within == 1.0
+    is_same = below is not clamped and clamped.operands[0] is above.operands[0]
+    return (above.operands, {"factor": factor}) if is_same and fits and factor > 0.0 else None
+
+
+def _scaled(node: Node) -> tuple[Node, float]:
+    """What a factor scales, and the factor."""
+    return (node.operands[0], float(node.attr("factor"))) if node.op.name == "scale" else (node, 1.0)
+
+
+def _leaky_relu(x: Data, factor: float) -> tuple[Data, Callable[[], Data]]:
+    return np.where(x > 0, x, factor * x), lambda: np.where(x > 0, 1.0, factor)
+
+
+def _elu(x: Data, factor: float) -> tuple[Data, Callable[[], Data]]:
+    below = np.exp(np.minimum(x, 0))
+    return np.where(x > 0, x, factor * (below - 1)), lambda: np.where(x > 0, 1.0, factor * below)
+
+
+def _celu(x: Data, factor: float) -> tuple[Data, Callable[[], Data]]:
+    below = np.exp(np.minimum(x, 0) / factor)
+    return np.where(x > 0, x, factor * (below - 1)), lambda: np.where(x > 0, 1.0, below)
+
+
 OPS = (
     power,
     div,
@@ -184,6 +235,9 @@ OPS = (
     remainder,
     fmod,
     to_integer,
+    _unary("leaky_relu", "F.leaky_relu({0}, {factor})", _leaky_relu, attrs=("factor",), says=_says_leaky),
+    _unary("elu", "F.elu({0}, {factor})", _elu, flops=4, attrs=("factor",), says=partial(_says_elu, steep=False)),
+    _unary("celu", "F.celu({0}, {factor})", _celu, flops=4, attrs=("factor",), says=partial(_says_elu, steep=True)),
     _unary("tan", "torch.tan({0})", _of(np.tan, lambda x: 1 / np.cos(x) ** 2), flops=4, fold=np.tan),
     _unary("atan", "torch.atan({0})", _of(np.arctan, lambda x: 1 / (1 + x * x)), flops=8),
     _unary("sinh", "torch.sinh({0})", _of(np.sinh, np.cosh), flops=8),

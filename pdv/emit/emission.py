@@ -202,7 +202,8 @@ def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[N
     """
     if not stage_of:
         return {}
-    found = {made[node]: stage for node, stage in stage_of.items()}
+    written = set(lowered.nodes)
+    found = {made[node]: stage for node, stage in stage_of.items() if made[node] in written}
     moves = [node for node in lowered.nodes if node.needs_grad and not node.is_leaf and node not in found]
     for node in reversed(moves):
         readers = [found[reader] for reader in lowered.users[node] if reader in found]

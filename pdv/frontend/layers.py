@@ -201,17 +201,20 @@ def _move(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
 
 
 def spread_out(k: Lowering, x: Node, w: Node, bias: Node | None = None) -> Node:
-    """A transposed convolution into blocks of their own: x [n, c, *space], w [c, o, *kernel] -> [n, o, *larger]."""
+    """A transposed convolution into blocks of their own: x [n, c, *space], w [c, o, *kernel] -> [n, o, *larger].
+
+    By points, each of which gives a channel for each place of its block: x stays as it lies.
+    """
     channels, outs, *kernel = w.type.shape
-    rows, dims = x.type.shape[0], len(kernel)
-    last = k.permute(x, (0, *range(2, 2 + dims), 1))
-    y = matmul(k, last, k.reshape(w, (channels, math.prod((outs, *kernel)))))
-    y = k.reshape(y, (rows, *x.type.shape[2:], outs, *kernel))
-    order = [place for dim in range(dims) for place in (1 + dim, 2 + dims + dim)]
-    y = k.reshape(
-        k.permute(y, (0, 1 + dims, *order)),
-        (rows, outs, *(n * step for n, step in zip(x.type.shape[2:], kernel, strict=True))),
-    )
+    rows, _, *space = x.type.shape
+    dims = len(kernel)
+    flat = k.reshape(k.permute(w, (*range(1, 2 + dims), 0)), (outs * math.prod(kernel), channels, 1, 1))
+    plane = x if dims == 2 else k.reshape(x, (rows, channels, space[0], math.prod(space[1:])))
+    y = conv2d(k, plane, flat, None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
+    y = k.reshape(y, (rows, outs, *kernel, *space))
+    order = [place for dim in range(dims) for place in (2 + dims + dim, 2 + dim)]
+    larger = (n * step for n, step in zip(space, kernel, strict=True))
+    y = k.reshape(k.permute(y, (0, 1, *order)), (rows, outs, *larger))
     return y if bias is None else k.add(y, k.reshape(bias, (outs, *(1,) * dims)))
 
 

@@ -1,0 +1,85 @@
+"""Functions that model.py says by torch's own call, with the values and gradients of what the module says."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from ir.mesh import Mesh
+from pdv.emit.package import emit_package
+from pdv.frontend import load_program
+
+Function = Callable[[Tensor], Tensor]
+IN_ONE: dict[str, tuple[Function, str]] = {
+    "leaky": (lambda x: F.leaky_relu(x, 0.2), "F.leaky_relu(x, 0.2)"),
+    "by hand": (lambda x: torch.where(x > 0, x, 0.3 * x), "F.leaky_relu(x, 0.3)"),
+    "steeper below": (lambda x: F.leaky_relu(x, -1.5), "F.leaky_relu(x, -1.5)"),
+    "elu": (lambda x: F.elu(x, 0.7), "F.elu(x, 0.7)"),
+    "selu": (F.selu, "F.elu(x, 1.6732632) * 1.050701"),
+    "celu": (lambda x: F.celu(x, 0.5), "F.celu(x, 0.5)"),
+    "celu, another": (lambda x: F.celu(x, 3.0), "F.celu(x, 3.0)"),
+}
+APART: dict[str, Function] = {
+    "zero above": lambda x: torch.where(x >= 0, x, 0.2 * x),
+    "another's sign": lambda x: torch.where(x.flip(1) > 0, x, 0.2 * x),
+    "another below": lambda x: torch.where(x > 0, x, 0.2 * x.flip(1)),
+    "from one on": lambda x: torch.where(x > 1, x, 0.2 * x),
+    "turned": lambda x: F.relu(x) - torch.expm1(x.clamp(max=0.0)),
+    "of others": lambda x: F.relu(x) + torch.expm1(x.flip(1).clamp(max=0.0)),
+    "within twice": lambda x: F.relu(x) + 0.7 * torch.expm1(2.0 * x.clamp(max=0.0)),
+}
+
+
+class Made(nn.Module):
+    """[b, 6] -> [b, 6], through zeros of both signs."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.weight)
+
+
+def emitted(module: nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, str]:
+    """The package of a module, built, and its text."""
+    program = load_program(module, (torch.randn(4, 6),))
+    package = folder / f"one_call_{abs(hash(str(folder)))}"
+    package.mkdir()
+    emit_package(program.graph, Mesh.of(), {"mode": "train"}, program.weights, package)
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module(package.name).build(device="cpu"), (package / "model.py").read_text()
+
+
+def check_equal(model: nn.Module, module: nn.Module) -> None:
+    """Values and gradients, at zero too."""
+    values = torch.cat([torch.linspace(-3, 3, 17), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 40.0, -40.0, 1.0])])
+    x, y = (values.view(4, 6).clone().requires_grad_() for _ in range(2))
+    torch.testing.assert_close(model(x), module(y))
+    weights = torch.arange(1.0, 25.0).view(4, 6)
+    (model(x) * weights).sum().backward()
+    (module(y) * weights).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("name", IN_ONE)
+def test_it_is_one_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, said = IN_ONE[name]
+    module = Made(function)
+    model, text = emitted(module, tmp_path, monkeypatch)
+    assert said in text.replace("x * local(self.weight)", "x")
+    check_equal(model, module)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_another_function_is_left(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Made(APART[name])
+    model, text = emitted(module, tmp_path, monkeypatch)
+    assert not any(call in text for call in ("leaky_relu", "F.elu", "F.celu"))
+    check_equal(model, module)
