@@ -1,7 +1,7 @@
 """From where integer inputs are drawn, so that what a program computes of them lies in the tables that it looks up.
 
 Rows beyond a table read as zero where programs are evaluated: a proof in which most ids lie beyond would say little.
-Entry points: ``ranges_of``; ``id_ranges``; ``narrower``; ``divisors``; ``are_computed``.
+Entry points: ``ranges_of``; ``id_ranges``; ``narrower``; ``divisors``; ``are_computed``; ``made_of``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
 
 Ranges = Mapping[str, tuple[int, int]]
-"""Input -> the least id that is drawn, and the least that is not any more."""
+"""Input -> the least id that is drawn, and the least that is not any more; of floats, the whole numbers in them."""
 
 _HALVINGS = 12
 _DRAWN = 256
@@ -25,8 +25,32 @@ def are_computed(ids: Node) -> bool:
     """True if ids are not as a caller passes them, but moved by arithmetic: ``table[ids + offset]``."""
     if ids.is_leaf:
         return False
+    if becomes_integer(ids):
+        return not _is_moved(ids.operands[0])
     moved = ids.op.kind in ("move", "parallel") and all(not x.type.dtype.is_floating for x in ids.operands)
     return not moved or any(are_computed(operand) for operand in ids.operands)
+
+
+def becomes_integer(node: Node) -> bool:
+    """Whether a node cuts floats off to integers, element by element."""
+    kinds = [x.type.dtype.is_floating for x in node.operands]
+    return node.op.kind == "map" and kinds == [True] and node.type.dtype.value[0] in "iu"
+
+
+def _is_moved(floats: Node) -> bool:
+    """Whether floats are those of one input, as a caller passes them: columns of a table of features."""
+    if floats.is_leaf:
+        return floats.is_input
+    return floats.op.kind in ("move", "parallel") and all(map(_is_moved, floats.operands))
+
+
+def made_of(ids: Node) -> tuple[Node, ...]:
+    """Of which operands an id's numbers come: integers, and floats as they are passed in (``x[:, 0].long()``)."""
+    if ids.type.dtype.is_floating:
+        return ids.operands if _is_moved(ids) else ()
+    if becomes_integer(ids):
+        return ids.operands if _is_moved(ids.operands[0]) else ()
+    return tuple(x for x in ids.operands if not x.type.dtype.is_floating)
 
 
 def divisors(graph: Graph) -> set[str]:
@@ -56,12 +80,12 @@ def ranges_of(serial: Graph) -> Ranges:
 
 
 def _integer_inputs(node: Node, seen: set[Node]) -> set[str]:
-    if node in seen or node.type.dtype.is_floating:
+    if node in seen:
         return set()
     seen.add(node)
     if node.is_input:
         return {node.attr("name")}
-    return {name for operand in node.operands for name in _integer_inputs(operand, seen)}
+    return {name for operand in made_of(node) for name in _integer_inputs(operand, seen)}
 
 
 def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
@@ -79,7 +103,7 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
     if not looked_up:
         return whole
     graph = Graph((), tuple((str(i), node.operands[1]) for i, node in enumerate(looked_up)))
-    if graph.params or any(_is_unknown(node) for node in graph.nodes):
+    if graph.params or any(_is_unknown(node, limits) for node in graph.nodes):
         return whole
     moved = {node.attr("name") for node in graph.nodes if node.is_input}
     tables = {str(i): node.loops.extents["v"] for i, node in enumerate(looked_up)}
@@ -102,7 +126,8 @@ def narrower(serial: Graph, ranges: Ranges) -> Iterator[Ranges]:
     sizes: set[int] = set()
     names: set[str] = set()
     for node in serial.nodes:
-        own = {name for x in node.operands for name in _integer_inputs(x, set())} if node.op.is_foreign else set()
+        whole = [x for x in node.operands if not x.type.dtype.is_floating] if node.op.is_foreign else []
+        own = {name for x in whole for name in _integer_inputs(x, set())}
         sizes |= {size for x in node.operands for size in x.type.shape} if own else set()
         names |= own
     before = dict(ranges)
@@ -114,8 +139,8 @@ def narrower(serial: Graph, ranges: Ranges) -> Iterator[Ranges]:
         before = found
 
 
-def _is_unknown(node: Node) -> bool:
-    return node.op.is_foreign or (node.is_input and node.type.dtype.is_floating)
+def _is_unknown(node: Node, limits: Mapping[str, int]) -> bool:
+    return node.op.is_foreign or (node.is_input and node.type.dtype.is_floating and node.attr("name") not in limits)
 
 
 def _parts() -> Iterator[tuple[Fraction, Fraction]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ir.builder import Builder
 from ir.dims import Loops, Shape
-from ir.evaluation.id_ranges import Ranges, are_computed, id_ranges
+from ir.evaluation.id_ranges import Ranges, are_computed, id_ranges, made_of
 from ir.graph import Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
@@ -231,8 +231,8 @@ class CommonSizes(Ties):
     def _limit(self, node: Node, table: Factors) -> None:
         """Integers computed by ``node`` index a table of this many rows."""
         self._limits.setdefault(node, []).append(table)
-        for operand in node.operands:
-            if not operand.type.dtype.is_floating and operand.type.dtype is not DType.BOOL:
+        for operand in made_of(node):
+            if operand.type.dtype is not DType.BOOL:
                 self._limit(operand, table)
 
     def _find_cuts(self, graph: Graph) -> None:

@@ -23,6 +23,7 @@ from pdv.frontend.torch.opaque import OutOfBoundsError, call_torch
 
 _ROUNDING = 1e-14  # some tens of units in the last place
 _ZEROS = 0.25  # share of ids, where there are more than two: a mask made of ids is false there
+_WHOLE = 1 << 20  # ids beside which float32 still holds halves
 _HUGE = 1e8  # a value whose rounding, times a gradient of its size, is larger than one
 ATTEMPTS = 3  # at values of the source that are finite
 
@@ -152,7 +153,9 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
     inputs: dict[str, Array] = {}
     for node in pair.source.inputs:
         name, kind, shape = node.attr("name"), node.type.dtype, node.type.shape
-        if kind.is_floating:
+        if kind.is_floating and name in pair.ranges:  # what is cut off of floats, which are not whole, is an id
+            inputs[name] = whole_and_more(random, pair.ranges[name], shape)
+        elif kind.is_floating:
             inputs[name] = random.uniform(0.5, 1.5, shape) if positive else random.normal(size=shape)
         elif kind.value == "bool":
             inputs[name] = _with_one(np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75)
@@ -171,6 +174,12 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
     }
     rows = next((node.type.shape[0] for _, node in pair.source.outputs if node.type.rank), 1)
     return Given(inputs, stored, cotangents, random.uniform(0.5, 1.5, rows))
+
+
+def whole_and_more(random: np.random.Generator, within: tuple[int, int], shape: Sequence[int]) -> Array:
+    """Floats that are ids of a range once they are cut off, and far from the next: rounding changes none."""
+    least, most = within
+    return random.integers(least, min(most, least + _WHOLE), shape) + random.uniform(0.25, 0.75, shape)
 
 
 def _with_one(mask: Array, most: int = 1) -> Array:

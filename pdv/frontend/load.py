@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ir.errors import ModelError, ShapeError, UsageError
+from ir.evaluation.id_ranges import are_computed, becomes_integer
 from ir.graph import Graph, Node
 from pdv.frontend.program import Dims, Program
 from pdv.frontend.tables import with_tables
@@ -104,7 +105,9 @@ def check_elements(graph: Graph) -> None:
 
 
 def check_steering(graph: Graph, lines: Mapping[str, str]) -> None:
-    """Rows are chosen by integers that are not made of floats: a run on random values would leave the tables.
+    """Rows are chosen by integers that are not computed of floats: a run on random values would leave the tables.
+
+    Inputs of floats may hold numbers of rows, as they are (``x[:, 0].long()`` of features): whole ones are drawn.
 
     lines: of the model's source, by names of values.
 
@@ -113,12 +116,13 @@ def check_steering(graph: Graph, lines: Mapping[str, str]) -> None:
     """
     made: set[Node] = set()
     for node in graph.nodes:
-        if node.op.name == "to_integer" or (not node.type.dtype.is_floating and made & {*node.operands}):
+        of_floats = becomes_integer(node) and are_computed(node)
+        if of_floats or (not node.type.dtype.is_floating and made & {*node.operands}):
             made.add(node)
         if node.op.kind == "index" and node.operands[1] in made:
             raise ModelError(
-                f"rows are chosen by numbers made of floats, at {lines.get(node.name) or node.name or 'a value'}",
-                "Integers that are inputs or constants, or made of such",
+                f"rows are chosen by numbers computed of floats, at {lines.get(node.name) or node.name or 'a value'}",
+                "Integers that are inputs or constants, or made of such; columns of an input of floats, as they are",
                 "Pass them as integers, or choose by comparing values: torch.where(x < bound, x, 0)",
             )
 

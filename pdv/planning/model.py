@@ -27,6 +27,7 @@ _OF_DROPOUT = (
     "its dropout is taken for that of training alone: behind model.eval() nothing is dropped. What is planned with "
     "--mode infer drops there, too, as is said of it"
 )
+_HOLDS_IDS = 4  # bytes of floats of which the numbers of most tables' rows are whole
 _NOT_ASKED = "the reading was not checked, as was asked (--no-check)"
 
 
@@ -277,6 +278,7 @@ def _with_dtype(graph: Graph, name: str | None) -> Graph:
     """The graph computing in the type called ``name``, if any."""
     if name is None:
         return graph
+    from ir.evaluation.id_ranges import ranges_of
     from pdv.passes.precision import with_dtype
 
     try:
@@ -285,4 +287,10 @@ def _with_dtype(graph: Graph, name: str | None) -> Graph:
         dtype = DType.BOOL
     if not dtype.is_floating:
         raise UsageError(f"dtype {name!r} is not known", "Allowed: float32, bfloat16, float16")
-    return with_dtype(graph, dtype)
+    found = with_dtype(graph, dtype)
+    before = {node.attr("name"): node.type.dtype for node in graph.inputs}
+    changed = {x.attr("name") for x in found.inputs if x.type.dtype.itemsize < before[x.attr("name")].itemsize}
+    if dtype.itemsize < _HOLDS_IDS and (ids := sorted(changed & ranges_of(graph).keys())):
+        what = f"the input {ids[0]!r} holds numbers of rows as floats, and {name} lacks whole numbers from 257 on"
+        raise UsageError(what, "float32, or an input of integers beside that of floats", "Pass the ids as integers")
+    return found

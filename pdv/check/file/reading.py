@@ -23,7 +23,7 @@ from ir.scaling.rows import few_rows
 from ir.types import DType
 from pdv.check.file.run import JUDGES, CannotRunError, run_constants, run_file
 from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, without_chance, work_of
-from pdv.check.reference import largest
+from pdv.check.reference import largest, whole_and_more
 from pdv.frontend.onnx.file import quietly
 from pdv.frontend.onnx.readers.ids import counted_from_the_end
 from pdv.frontend.program import Program
@@ -187,6 +187,8 @@ def _draw(graph: Graph, seed: int, within: Ranges) -> dict[str, Array]:
         drawn: Array
         if seed and name in whole and name not in ranges:
             drawn = random.integers(0, 2, shape)  # which few tables lack
+        elif kind.is_floating and name in ranges:
+            drawn = whole_and_more(random, within[name], shape)
         elif kind.is_floating:
             drawn = random.uniform(0.5, 1.5, shape) if seed else random.normal(size=shape)
         elif kind is DType.BOOL:

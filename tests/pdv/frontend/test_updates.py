@@ -113,11 +113,11 @@ def test_others_are_refused_by_name(what: Callable[[Overwriting, Tensor], Tensor
 def test_rows_are_not_made_of_floats() -> None:
     class Steering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return self.table[x.to(torch.int64)]
+            return self.table[(2 * x).to(torch.int64)]
 
         def __init__(self) -> None:
             super().__init__()
             self.table = nn.Parameter(torch.randn(8, 3))
 
-    with pytest.raises(ModelError, match=r"numbers made of floats, at test_updates\.py:\d+"):
+    with pytest.raises(ModelError, match=r"numbers computed of floats, at test_updates\.py:\d+"):
         load_program(Steering(), (torch.randn(4, 3),))
