@@ -160,12 +160,14 @@ def is_residual(node: Node) -> bool:
 def is_fixed(node: Node) -> bool:
     """True if a value depends on weights and constants alone, not on chance (and is found to within a few operators).
 
-    A part of a table that is as long as the inputs are depends on these.
+    A part of a table that is as long as the inputs are depends on these, and so do copies for each row of these.
     """
     stack, seen = [node], {node}
     while stack:
         value = stack.pop()
-        if value.is_input or value.op.draws or len(seen) > FIXED_MOST or table_below(value) is not None:
+        if value.is_input or value.op.draws or value.op.repeats or len(seen) > FIXED_MOST:
+            return False
+        if table_below(value) is not None:
             return False
         stack.extend(operand for operand in value.operands if operand not in seen)
         seen.update(value.operands)

@@ -73,11 +73,8 @@ def _is_read(pcg: Graph, node: Node) -> bool:
 
 
 def _computes(node: Node) -> bool:
-    """False of leaves, moved or repeated: copies for each row would fix their number."""
-    base = unmoved(node)
-    while base.op.repeats:
-        base = unmoved(base.operands[0])
-    return not base.is_leaf
+    """False of leaves that are only moved."""
+    return not unmoved(node).is_leaf
 
 
 def _may_rest(sharding: Sharding) -> bool:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import pdv
 from ir.builder import Builder
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
+from pdv.config import Mode
 from pdv.emit.analysis.fold import fold, value_of
 from pdv.emit.package import emit_package
 from pdv.frontend.program import Weights
@@ -22,7 +24,7 @@ from pdv.plan.package import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realize_solution
-from tests.pdv.worlds import f32, problem
+from tests.pdv.worlds import cluster, f32, problem
 
 
 def branches(widths: tuple[int, ...] = (4, 6)) -> Graph:
@@ -97,3 +99,31 @@ def test_a_buffer_that_moves_is_not_folded() -> None:
     graph = k.graph({"y": k.mul(x, k.scale(buffer, factor=2.0))}, {"running": moved})
     small, _ = fold(graph, Mesh(()))
     assert [node.attr("source") for node in small.params] == ["running"]
+
+
+class Queries(torch.nn.Module):
+    """Learned queries, copied for each row and seen by a layer before they meet the input (DETR, Perceiver)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = torch.nn.Parameter(torch.randn(5, 1, 4))
+        self.among, self.keys, self.out = (torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = self.queries.repeat(1, x.shape[0], 1).transpose(0, 1)
+        queries = queries + torch.tanh(self.among(queries))
+        state = torch.tanh(self.among(torch.zeros(x.shape[0], 4))).unsqueeze(1)
+        found = torch.softmax(queries @ self.keys(x).transpose(1, 2), -1) @ x + state
+        return self.out(found)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_copies_for_each_row_are_not_folded(mode: Mode) -> None:
+    torch.manual_seed(0)
+    module = Queries()
+    plan = pdv.optimize(module, (torch.randn(4, 6, 4),), cluster=cluster(2), mode=mode)
+    assert plan.document["sizes"]["b"]["fixed_by"] == ""
+    program = plan.build("cpu")
+    for rows in (4, 7):
+        x = torch.randn(rows, 6, 4)
+        torch.testing.assert_close(program(x), module(x))
