@@ -17,6 +17,8 @@ from pdv.frontend.onnx.origins.doubts import EXPORT, OURS, module_path, some_of
 from pdv.frontend.onnx.origins.equal import (
     drop_aliases,
     equal_pairs,
+    first_call,
+    may_be_calls,
     maybe_several,
     part_named,
     says_merged,
@@ -290,7 +292,8 @@ def _separate(model: onnx_ir.Model, found: Mended) -> None:
             continue
         names = []
         for name, uses in list(by_module.items())[1:]:
-            own = _own_name(graph, name, value.name or "")
+            is_said = "." in name and all(node.op_type == "Identity" for node, _ in uses)
+            own = name if is_said and name not in graph.initializers else _own_name(graph, name, value.name or "")
             each = onnx_ir.Value(name=own, shape=value.shape, type=value.type, const_value=value.const_value)
             graph.register_initializer(each)
             for node, index in uses:
@@ -301,6 +304,8 @@ def _separate(model: onnx_ir.Model, found: Mended) -> None:
             found.merged[own] = value.name or ""
             names.append(own)
         found.notes.append(_say_merged(value.name or "", array, names))
+        if not says and may_be_calls([node for uses in by_module.values() for node, _ in uses]):
+            found.doubts.append(f"{value.name} may be of one layer that is called several times. {EXPORT}, if it is")
     for name, names in part_named(graph).items():
         found.merged |= dict.fromkeys(names, name)
         found.notes.append(_say_merged(name, array_of(graph.initializers[name]), names))
@@ -320,12 +325,14 @@ def _names_of_uses(users: Sequence[Any], says: bool) -> dict[str, list[tuple[onn
     says: an Identity stands where another parameter was, as the older exporter leaves it.
     """
     found: dict[str, list[tuple[onnx_ir.Node, int]]] = {}
+    firsts: dict[tuple[str, int], str] = {}
     for use in users:
         node = use.node
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
             name = node.outputs[0].name or ""
         else:
-            name = "" if says else module_path(node) or f"{node.outputs[0].name}.{use.idx}"
+            place = firsts.setdefault((first_call(node), use.idx), f"{node.outputs[0].name}.{use.idx}")
+            name = "" if says else module_path(node) or place
         found.setdefault(name, []).append((node, use.idx))
     first = [name for name, uses in found.items() if all(node.op_type != "Identity" for node, _ in uses)]
     return {name: found[name] for name in [*first, *(name for name in found if name not in first)]}

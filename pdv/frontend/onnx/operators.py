@@ -192,9 +192,10 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     x, weight, bias, mean, var = (c[i] for i in range(5))
     eps = c.attrs.get("epsilon", 1e-5)
     momentum = 1 - c.attrs.get("momentum", 0.9)  # which running statistics that do not move have no use for
-    if c.opset < 14 and c.results > 1:
+    by_results = c.opset < 14 and c.results > 1
+    if by_results and not c.pytorch:
         raise Unsupported(f"a batch norm in training as opset {c.opset} has it, by further results")
-    if not c.attrs.get("training_mode", 0):
+    if not (by_results or c.attrs.get("training_mode", 0)):
         return layers.batch_norm(c.k, x, mean, var, weight, bias, eps), None, None
     return layers.training_batch_norm(
         c.k, x, (mean, var), (weight, bias), momentum=round(momentum, 7), eps=eps, unbiased=c.pytorch

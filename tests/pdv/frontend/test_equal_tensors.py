@@ -189,3 +189,52 @@ def test_a_tied_weight_that_another_maker_stores_twice_is_said(tmp_path: Path) -
     onnx.save(model, tmp_path / "m.onnx")
     (doubt,) = load_program(tmp_path / "m.onnx").doubts
     assert "table and out hold the same values" in doubt
+
+
+class Twins(nn.Module):
+    """One branch for both inputs, whose norms start out with scales of one and shifts of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv1d(6, 4, 3), nn.Tanh(), nn.BatchNorm1d(4), nn.Flatten(), nn.LayerNorm(28))
+        self.last = nn.Linear(28, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.branch(x) - self.branch(2 * x)).abs())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17])
+@pytest.mark.parametrize("training", [torch.onnx.TrainingMode.TRAINING, torch.onnx.TrainingMode.EVAL])
+def test_layers_that_are_called_twice_stay_one(training: torch.onnx.TrainingMode, opset: int, tmp_path: Path) -> None:
+    module, path = Twins(), tmp_path / "m.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.randn(2, 6, 9),), path, dynamo=False, opset_version=opset, training=training)
+    program = load_program(path)
+    trains = training is torch.onnx.TrainingMode.TRAINING
+    assert trained(program) == names(module)
+    assert [what for what in program.doubts if "read in several places" in what or "called several times" in what] == []
+    assert {name for name, _ in program.graph.updates} == (
+        {"branch.2.running_mean", "branch.2.running_var"} if trains else set()
+    )
+    assert {param.attr("name") for param in program.graph.params} - names(module) == {
+        "branch.2.running_mean",
+        "branch.2.running_var",
+    }
+
+
+class Again(nn.Module):
+    """A norm by a name of its own, in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.inner(self.norm(x)))  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_may_be_called_twice_is_said(tmp_path: Path) -> None:
+    (one, other) = load_program(exported(tmp_path / "m.onnx", Again(), (2, 8), dynamo=False)).doubts
+    assert one.startswith("norm.weight may be of one layer that is called several times")
+    assert other.startswith("norm.bias may be of one layer")

@@ -18,6 +18,7 @@ import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
+from pdv.check.file.reading import check_file
 from pdv.frontend.load import load_program
 from pdv.frontend.torch.opaque import call_torch
 from tests.pdv.worlds import cluster
@@ -113,3 +114,20 @@ def test_a_number_that_torchs_older_exporter_names_is_trained_and_of_others_said
     onnx.save(made, path)
     (doubt,) = load_program(path).doubts
     assert doubt.startswith("1 stored numbers of no dims (scale) are constants")
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)[x[:, 0] > 0].sum(0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("opset", [11, 12])
+def test_rows_that_a_mask_chooses_in_opsets_with_and_without_batch_dims(opset: int, tmp_path: Path) -> None:
+    torch.onnx.export(Chosen(), (torch.randn(5, 6),), path := tmp_path / "m.onnx", dynamo=False, opset_version=opset)
+    assert "GatherND" in [node.op_type for node in onnx.load(path).graph.node]
+    assert "outputs are the same" in check_file(load_program(path), path)

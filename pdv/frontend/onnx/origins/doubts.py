@@ -66,7 +66,9 @@ def quantized(model: onnx_ir.Model) -> list[str]:
 def doubts(model: onnx_ir.Model) -> Iterator[str]:
     """What of a file would not be trained, though the module might have it trained, in words."""
     norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
-    fixed = [node.name or "BatchNormalization" for node in norms if not node.attributes.get_int("training_mode", 0)]
+    # before opset 14 further results say that a norm trains, later ones only go with the attribute
+    trains = [node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1 for node in norms]
+    fixed = [node.name or "BatchNormalization" for node, moves in zip(norms, trains, strict=True) if not moves]
     written = [node.outputs[0] for node in model.graph if node.op_type == "Constant"]
     written += [value for name, value in model.graph.initializers.items() if was_constant(name)]
     held = [

@@ -2,11 +2,13 @@
 
 torch's exporters write one tensor for all that start out equal. The older one leaves an ``Identity`` by the name of
 each other one, where parameters that are one have one name; tools that go over a file take it away. Entry points:
-``drop_aliases``, ``says_merged``, ``part_named``, ``equal_pairs``, ``trained_apart``, ``maybe_several``.
+``drop_aliases``, ``says_merged``, ``first_call``, ``may_be_calls``, ``part_named``, ``equal_pairs``, ``trained_apart``,
+``maybe_several``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
@@ -22,19 +24,52 @@ from pdv.passes.fold_constants import Array
 _SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
 _LEAST = 64  # elements of a tensor, below which all of them tell whether its values are chance
 _MOST_SAID = 3
+_AGAIN = re.compile(r"(\.\d+)_\d+$")
 
 Pair = tuple[onnx_ir.Value, onnx_ir.Value, tuple[int, ...]]
 """Two equal tensors, and the order of the dims of the first in which it is the second."""
 
 
 def says_merged(graph: onnx_ir.Graph) -> bool:
-    """Whether a file has what the older exporter leaves of parameters that it merged."""
-    return any(
+    """Whether a file says what the older exporter merged: it has what that leaves of parameters, or nothing was merged.
+
+    In training mode the exporter merges none, and equal tensors stand under two names of the module.
+    """
+    leaves = any(
         node.op_type == "Identity"
         and node.domain == ""
         and any(x is not None and x.is_initializer() for x in node.inputs)
         for node in graph
     )
+    return leaves or _has_equals(graph)
+
+
+def _has_equals(graph: onnx_ir.Graph) -> bool:
+    """Whether two small tensors of floats, by names of a module's and read as they are, have the same values."""
+    seen: set[tuple[object, ...]] = set()
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or not 2 <= tensor.size <= _SAMPLE or not tensor.dtype.is_floating_point():
+            continue
+        if "." not in name or is_computed(name) or not value.uses():
+            continue
+        key = tensor.dtype, *tensor.shape.numpy(), array_of(value).tobytes()
+        if key in seen:
+            return True
+        seen.add(key)
+    return False
+
+
+def first_call(node: onnx_ir.Node) -> str:
+    """The node's name where its layer, of a list, is called for the first time: no other layer is called ``c.1_1``."""
+    *scopes, last = (node.name or "").split("/")
+    return "/".join([*scopes[:-1], *(_AGAIN.sub(r"\1", scope) for scope in scopes[-1:]), last])
+
+
+def may_be_calls(nodes: Sequence[onnx_ir.Node]) -> bool:
+    """Whether nodes may be of one layer that is called again (``/norm`` and ``/norm_1``), or of two, by their names."""
+    scopes = {first_call(node).rpartition("/")[0] for node in nodes} - {""}
+    return any(re.sub(r"_\d+$", "", scope) in scopes - {scope} for scope in scopes)
 
 
 def drop_aliases(graph: onnx_ir.Graph) -> None:
@@ -111,7 +146,8 @@ def maybe_several(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value]) -> Iter
     for value in values:
         readers: dict[tuple[str, int], set[str]] = {}
         for use in value.uses():
-            readers.setdefault((use.node.op_type, use.idx), set()).add(module_of(use.node))
+            path, slash, _ = first_call(use.node).rpartition("/")
+            readers.setdefault((use.node.op_type, use.idx), set()).add(path if slash else module_of(use.node))
         if any(len(modules) > 1 for modules in readers.values()):
             found.append(value.name or "")
     if found:

@@ -35,7 +35,7 @@ def of_rows(c: Call, op: str, handler: Handler) -> Value:
     if isinstance(first, Places) and op == "Transpose" and list(c.attrs.get("perm", (1, 0))) == [1, 0]:
         return replace(first, turned=not first.turned)
     if isinstance(second, Places) and isinstance(first, Node) and op == "GatherND":
-        if second.turned and not int(c.attrs["batch_dims"]):
+        if second.turned and not int(c.attrs.get("batch_dims", 0)):
             return chosen.choose(c.k, first, second.mask)
     elif isinstance(first, Chosen) and op in ("ReduceMean", "ReduceSum"):
         return _reduced(c, op, first)
