@@ -143,10 +143,8 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     if dims != list(range(dims[0], dims[0] + len(dims))):
         raise Unsupported("an index by several tensors over dims that are no neighbours")
     shape = np.broadcast_shapes(*(node.type.shape for node in nodes))
-    if dims == [0, 1] and (place := place_in_rows(k, x, nodes)) is not None:
-        rest = x.type.shape[2:]
-        each = k.expand(k.reshape(place, (*place.type.shape, *(1 for _ in (0, *rest)))), (*place.type.shape, 1, *rest))
-        return k.reshape(gather(k, x, 1, each), (*place.type.shape, *rest))
+    if dims == [0, 1] and (found := _in_rows(k, x, nodes)) is not None:
+        return found
     apart = _each_by_itself(k, x, dims[0], nodes, shape)
     if apart is not None:
         return apart
@@ -189,19 +187,37 @@ def from_front(k: Lowering, ids: Node, size: int) -> Node:
     return k.apply("where", compare_number(k, "<", ids, 0), k.shift(ids, size), ids)
 
 
+def _in_rows(k: Lowering, x: Node, ids: Sequence[Node]) -> Node | None:
+    """``x[arange(rows), n]`` and ``x[n, arange(rows)]``, by a place or several in each row; None if it is none such."""
+    for turned in (False, True):
+        table = k.permute(x, (1, 0, *range(2, x.type.rank))) if turned else x
+        place = place_in_rows(k, table, ids[::-1] if turned else ids)
+        if place is None:
+            continue
+        (count, *several), rest = place.type.shape, x.type.shape[2:]
+        each = k.reshape(place, (count, math.prod(several), *(1 for _ in rest)))
+        found = gather(k, table, 1, k.expand(each, (count, math.prod(several), *rest)))
+        return k.reshape(found, (count, *several, *rest))
+    return None
+
+
 def place_in_rows(k: Lowering, x: Node, ids: Sequence[Node]) -> Node | None:
-    """n of ``x[arange(rows), n]``: in each row one place, whose number depends on values; None if it is none such.
+    """n of ``x[arange(rows), n]`` and ``x[arange(rows)[:, None], n]``: in each row places, whose numbers depend on
+    values, [rows, ...]; None if it is none such.
 
     Said by rows and numbers of elements in one, as others are, it would hold for so many rows alone.
     """
     rows, at = ids
     count, size = x.type.shape[:2]
-    known = k.value(rows)
-    if known is None or not np.array_equal(known, np.arange(count)):
+    known, shape = k.value(rows), at.type.shape
+    if known is None or k.value(at) is not None or at.type.dtype is DType.BOOL:
         return None
-    if k.value(at) is not None or at.type.dtype is DType.BOOL:
+    if shape[:1] != (count,) or np.broadcast_shapes(known.shape, shape) != shape:
         return None
-    return from_front(k, k.cast(at, DType.I64), size) if at.type.shape == (count,) else None
+    numbers = np.arange(count).reshape(-1, *(1 for _ in shape[1:]))
+    if (np.broadcast_to(known, shape) != numbers).any():
+        return None
+    return from_front(k, k.cast(at, DType.I64), size)
 
 
 def _each_by_itself(k: Lowering, x: Node, first: int, nodes: Sequence[Node], shape: Sequence[int]) -> Node | None:

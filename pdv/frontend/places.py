@@ -110,7 +110,7 @@ def _put_where(k: Lowering, x: Node, first: int, mask: Node, piece: Node, accumu
 def _of_each_row(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node | None:
     """Where ``x[arange(rows), n]`` is: in each row one place, whose number depends on values (where tokens end)."""
     place = masks.place_in_rows(k, x, [node for node in ids if node is not None])
-    if place is None:
+    if place is None or place.type.rank != 1:
         return None
     count, size = x.type.shape[:2]
     found = masks.compare(k, "==", k.reshape(place, (count, 1)), k.const(np.arange(size)))

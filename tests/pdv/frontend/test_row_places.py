@@ -36,6 +36,21 @@ def overwritten(x: Tensor, ends: Tensor) -> Tensor:
     return x
 
 
+def time_first(x: Tensor, ends: Tensor) -> Tensor:
+    """As pytorch-crf reads tags and emissions, whose rows are their second dim."""
+    turned, rows = x.transpose(0, 1), torch.arange(x.shape[0])
+    return x * turned[ends - 1, rows].unsqueeze(1) + turned[0, rows, ends.clamp(0, 3)].reshape(-1, 1, 1)
+
+
+def several_in_each(x: Tensor, ends: Tensor) -> Tensor:
+    """As models of points take neighbours (``index_points``), and others their best tokens."""
+    places = torch.stack([ends - 1, ends - 2, (ends * 2).clamp(0, LENGTH - 1), -ends], 1).reshape(-1, 2, 2)
+    rows = torch.arange(x.shape[0])
+    one = x[rows[:, None], places[:, 0]]
+    every = x[rows.view(-1, 1, 1).repeat(1, 2, 2), places.clamp(min=0)]
+    return torch.cat([one, every.flatten(1, 2), (x > 0)[rows[:, None], places[:, 1]].to(x.dtype)], 1)
+
+
 class Ending(nn.Module):
     """A layer around what looks at the rows' ends."""
 
@@ -47,7 +62,7 @@ class Ending(nn.Module):
         return self.last(self.inside(self.first(x), ends))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("inside", [last_token, up_to_its_end, overwritten])
+@pytest.mark.parametrize("inside", [last_token, up_to_its_end, overwritten, time_first, several_in_each])
 def test_a_place_of_each_row_is_of_its_row(inside: Callable[[Tensor, Tensor], Tensor]) -> None:
     inputs = torch.randn(ROWS, LENGTH, WIDTH), torch.tensor([3, 1, LENGTH, 0, 2, 5])  # 0: the last one, from the end
     module = Ending(inside)
