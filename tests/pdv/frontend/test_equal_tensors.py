@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ir.errors import ModelError
 from ir.views import trained_sources_of
+from pdv.check.file.reading import check_file
 from pdv.frontend.load import load_program
 from pdv.frontend.program import Program
 from pdv.planning.model import check_trained
@@ -238,3 +239,34 @@ def test_a_layer_that_may_be_called_twice_is_said(tmp_path: Path) -> None:
     (one, other) = load_program(exported(tmp_path / "m.onnx", Again(), (2, 8), dynamo=False)).doubts
     assert one.startswith("norm.weight may be of one layer that is called several times")
     assert other.startswith("norm.bias may be of one layer")
+
+
+def test_what_stands_for_on_and_off_and_around_a_tensor_is_not_trained(tmp_path: Path) -> None:
+    """As tf2onnx writes ``tf.one_hot`` of a column of numbers and ``tf.pad``."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("OneHot", ["ids", "depth", "values"], ["hot"]),
+            helper.make_node("MatMul", ["hot", "table"], ["found"]),
+            helper.make_node("Pad", ["found", "widths", "around"], ["padded"]),
+            helper.make_node("MatMul", ["padded", "w"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [4, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(np.asarray(array), name)
+            for name, array in {
+                "depth": np.array([7]),
+                "values": np.array([0, 1], np.float32),
+                "table": np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32),
+                "widths": np.array([0, 1, 0, 0, 0, 0]),
+                "around": np.array([0.5], np.float32),
+                "w": np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32),
+            }.items()
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], producer_name="tf2onnx", ir_version=8)
+    onnx.save(made, path := tmp_path / "m.onnx")
+    program = load_program(path)
+    assert set(trained_sources_of(program.graph)) == {"table", "w"}
+    assert "outputs are the same" in check_file(program, path)

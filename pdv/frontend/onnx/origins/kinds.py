@@ -22,9 +22,11 @@ _FILLED = {"full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "on
 _CHOSEN = {"masked_fill", "tril", "triu", "where"}  # of numbers, as masks are, or of other tensors
 _TABLES: Mapping[str, Sequence[int]] = {
     "RotaryEmbedding": (1, 2, 3), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": _SCALES,
-    "QLinearConv": _SCALES, "Resize": (1, 2), "Upsample": (1,),
+    "QLinearConv": _SCALES, "Resize": (1, 2), "Upsample": (1,), "OneHot": (2,), "Pad": (2,), "Dropout": (1,),
+    "Range": (0, 1, 2), "STFT": (2,), "NonMaxSuppression": (3, 4),
 }  # fmt: skip
-"""Operands that are no parameters where they are stored: angles, and scales of quantized values and of sizes."""
+"""Operands that are no parameters where they are stored: angles, scales of quantized values and of sizes, what stands
+for on and off, or around a tensor, shares, windows, thresholds."""
 
 
 def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
