@@ -270,7 +270,7 @@ class Scales:
         held = list(model.parameters())
         self._parameters, self._held = held[:: max(1, len(held) // 8)], set(map(id, held))
         self._before = torch.zeros(len(self._parameters), dtype=torch.float64)
-        self._factors, self._has_stepped = torch.zeros(0), False
+        self._factors, self._waiting, self._stepped = torch.zeros(0), set[int](), set[int]()
         look = WeakMethod(self._look)
         look_at_steps(lambda optimizer: (method := look()) and method(optimizer))
 
@@ -287,11 +287,14 @@ class Scales:
 
     def begin(self) -> None:
         """Gradients of a step are there."""
-        self._before, self._factors, self._has_stepped = self._sizes(), torch.zeros(0), False
+        self._before, self._factors, self._stepped = self._sizes(), torch.zeros(0), set()
+        model = self._model()
+        self._waiting = {id(p) for p in model.parameters() if p.grad is not None} if model is not None else set()
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps; RuntimeError if it takes products of all gradients, or its options were lost."""
-        if lost := [name for name in optimizer.defaults for group in optimizer.param_groups if name not in group]:
+        wanted = optimizer.defaults.keys() - {"differentiable"}  # which torch adds to any that loads a state
+        if lost := sorted({name for group in optimizer.param_groups for name in wanted - group.keys()}):
             raise RuntimeError(
                 f"lost-options: {type(optimizer).__name__} has no {lost[0]} in a group of parameters. A state of "
                 "torch.distributed.checkpoint that is not flat has the groups of one stage of a pipeline. Save and "
@@ -305,20 +308,24 @@ class Scales:
             )
         known = self._before > 0
         factors = self._sizes()[known] / self._before[known]
-        self._has_stepped = True
+        self._stepped |= self._waiting & {id(p) for group in optimizer.param_groups for p in group["params"]}
         if len(factors) and factors.max() > 0:  # else they are dropped, and another model's optimizer steps
             self._factors = factors
 
     def found(self) -> Tensor:
-        """[3, stages], flat: this stage's factor, 0 if unknown or not one; 1 if it stepped, 2 if not; if it trains."""
-        found = torch.zeros(3, self._stage.size)
+        """[4, stages], flat: this stage's factor, 0 if unknown or not one; if what has gradients stepped, if nothing
+        of it did, neither if some did or nothing has; if it trains.
+        """
+        found = torch.zeros(4, self._stage.size)
         least, most = (self._factors.min(), self._factors.max()) if len(self._factors) > 1 else (0.0, 1.0)
         if most - least < 1e-2 * most:
             found[0, self._stage.rank] = float(most)
-        found[1, self._stage.rank] = 1 if self._has_stepped else 2
+        if self._waiting:
+            found[1, self._stage.rank] = self._stepped == self._waiting
+            found[2, self._stage.rank] = not self._stepped
         model = self._model()
         assert model is not None, "which runs"
-        found[2, self._stage.rank] = any(p.requires_grad for p in model.parameters()) or any(
+        found[3, self._stage.rank] = any(p.requires_grad for p in model.parameters()) or any(
             module._forward_hooks  # noqa: SLF001  # of an adapter
             for module in model.modules()
             if module is not model
@@ -331,14 +338,15 @@ class Scales:
         Raises:
             RuntimeError: if stages scaled by different factors, or only some stepped; or none trains anything.
         """
-        factors, stepped, trained = found.cpu().view(3, -1)
+        factors, stepped, left_out, trained = found.cpu().view(4, -1)
         if not trained.any():
             raise nothing_trained("all parameters of all stages are frozen")
         known = factors[factors > 0]
-        if stepped.min() != stepped.max() or (len(known) > 1 and known.max() - known.min() > 1e-2 * known.max()):
+        if (stepped.any() and left_out.any()) or (len(known) > 1 and known.max() - known.min() > 1e-2 * known.max()):
             raise RuntimeError(
                 f"stages-apart: behind the last step gradients were scaled by {factors.tolist()} on the stages of this "
-                f"pipeline (0: not told), and {[each == 1 for each in stepped.tolist()]} stepped. A norm that torch's "
+                f"pipeline (0: not told), and {[not each for each in left_out.tolist()]} stepped. A norm that torch's "
                 "clip_grad_norm_ or a loop takes, or an infinity that a GradScaler finds, is of one stage. Call "
-                "model.clip_grad_norm_, decide about steps on all ranks alike, and load a checkpoint."
+                "model.clip_grad_norm_, decide about steps on all ranks alike, and load a checkpoint. Of optimizers "
+                "that step in turns, call zero_grad and then step of those whose turn it is not."
             )

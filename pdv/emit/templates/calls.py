@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -281,6 +282,8 @@ def check_ranks(
     if count <= _FIRST or _is_power_of_two(count) or (is_asked and _is_power_of_two(now.asked_calls)):
         meet(model, f"{what} (number {count} of {'training' if is_training else 'evaluation'})")
         check_same(model, given, own)
+        if is_training:
+            check_trained(model)
         if is_training and _is_power_of_two(count):
             compare_weights(model, go_on=count > 1)
 
@@ -309,6 +312,23 @@ def check_same(model: ParallelModule, given: Sequence[Any], own: Sequence[Tensor
             "the model, as in evaluation on rank 0 alone. Every rank calls it with the whole batch, drawn in one order "
             'on all (one seed, no DistributedSampler), or passes its own rows to train_step(..., rows="local").'
         )
+
+
+@torch.no_grad()
+def check_trained(model: ParallelModule) -> None:
+    """Whether ranks train the same parameters: a small all-reduce an axis.
+
+    Raises:
+        RuntimeError: if they do not, on all ranks: gradients that one does not have the others would wait for.
+    """
+    trained = torch.tensor([crc32(bytes(p.requires_grad for p in model.parameters()))], device=model.mesh.device)
+    for axis in model.mesh.axes:
+        if axis.size > 1 and not is_same_on(axis, trained).all():
+            raise RuntimeError(
+                f"frozen-apart: parameters are frozen on some of the ranks along {axis.name} alone, which sum their "
+                "gradients, or hold other parts of them. Freeze and thaw on all alike: by a number that all ranks "
+                "have, such as the loss that train_step returns (one of your own is of a rank's rows)."
+            )
 
 
 def _sums_of(given: Sequence[Any], device: torch.device) -> Tensor:

@@ -280,7 +280,8 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
         norms = torch.stack([torch.linalg.vector_norm(g, norm_type) for g in grads]).to(model.mesh.device)
         powers.append(_sum_over(norms.amax() if is_max else (norms**norm_type).sum(), axes, is_max=is_max))
     power = torch.stack(powers).amax() if is_max else torch.stack(powers).sum()
-    power = _sum_over(power, (model.mesh.stage,), is_max=is_max)
+    # In one type: a stage that has no gradients, all frozen, cannot tell that of the others'.
+    power = _sum_over(power.double(), (model.mesh.stage,), is_max=is_max).to(power.dtype)
     total = power if is_max else power ** (1 / norm_type)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for p in model.parameters():

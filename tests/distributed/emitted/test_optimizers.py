@@ -15,11 +15,15 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
 from pdv.emit.templates import optimizers
 from pdv.emit.templates.parallel import partition, reduce
 from pdv.emit.templates.runtime import ParallelModule, Weights, local, make_mesh
+from pdv.plan.package import import_package
 from tests.distributed.harness import run_ranks
+from tests.pdv.pipelined import Blocks, plan_pipeline
+from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
 MESH = {"dp": 1, "tp": 2}
@@ -255,3 +259,66 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
             assert found[name].keys() == tensors.keys()
             for key, tensor in tensors.items():
                 torch.testing.assert_close(found[name][key], tensor, rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
+
+
+class Signs(optim.Optimizer):
+    """An optimizer of nobody's, with a state."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    mean.lerp_(parameter.grad, 0.5)
+                    parameter.sub_(torch.tanh(100 * mean), alpha=group["lr"])
+
+
+def train_parts(folder: Path) -> tuple[list[float], dict[str, Tensor]]:
+    """Of one layer, of which a stage has nothing; then in turns with the others, by an optimizer that loads a state."""
+    model = import_package(folder).build("cpu", torch.float64)
+    x, losses = torch.randn(4, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64), list[float]()
+    one = model.parameters_of("layers.3.1.*")
+    others = [p for p in model.parameters() if all(p is not each for each in one)]
+    made = [Signs(parameters, 0.01) for parameters in (one, others) if parameters]
+
+    def step(*steps: optim.Optimizer) -> None:
+        losses.append(float(model.train_step(x, x.roll(1, 0), F.mse_loss)))
+        model.clip_grad_norm_(0.1)
+        for optimizer in steps:
+            optimizer.step()
+        model.zero_grad()
+
+    for parameter in others:
+        parameter.requires_grad_(requires_grad=False)
+    for _ in range(3):
+        step(*(made[:1] if one else ()))
+    for parameter in others:
+        parameter.requires_grad_(requires_grad=True)
+    for number in range(4):
+        step(*(made if number % 2 else made[: bool(one)]))
+    again = [Signs(optimizer.param_groups[0]["params"], 0.01) for optimizer in made]
+    for optimizer, before in zip(again, made, strict=True):
+        optimizer.load_state_dict(before.state_dict())
+    step(*again)
+    weights: dict[str, Tensor] = model.full_state_dict()
+    if model.mesh.stage.size > 1:
+        step(*(again if model.mesh.stage.rank else ()))
+        with pytest.raises(RuntimeError, match=r"stages-apart: .* and \[False, True\] stepped"):
+            step(*again)
+    return losses[:8], weights
+
+
+def test_stages_need_not_have_what_steps(tmp_path: Path) -> None:
+    plan = plan_pipeline(Blocks(), (torch.ones(4, 16),), cluster(4), stages=2, micro_batches=2, mesh={"dp": 2})
+    folder = plan.save(tmp_path / "plan")
+    (alone,) = run_ranks(train_parts, 1, folder)
+    assert len(set(alone[0])) == len(alone[0]) == 8
+    for losses, weights in run_ranks(train_parts, 4, folder):
+        assert losses == pytest.approx(alone[0], rel=1e-9)
+        for name, value in alone[1].items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-7, atol=1e-9, msg=name)

@@ -174,10 +174,30 @@ def restored(path: Path) -> None:
             model.check_in_sync()
         assert sum("parts-apart" in str(each.message) for each in told) == warned
         _steps(model, optimizer, 1)
+    state = optimizer.state_dict()
+    for loads, warned in ((dist.get_rank() == 1, 1), (True, 0)):
+        if loads:
+            optimizer.load_state_dict(state)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.check_in_sync()
+        assert sum("parts-apart" in str(each.message) for each in told) == warned
+
+
+def frozen(path: Path) -> None:
+    """Parameters that ranks freeze alike, and one alone, whose gradients the others would wait for."""
+    for cuts in (DATA, {"dp": 1, "tp": 2}):
+        model = classifier(path, cuts)
+        optimizer = optim.AdamW(model.parameters())
+        model.up.requires_grad_(requires_grad=False)
+        _steps(model, optimizer, 3)
+        model.up.requires_grad_()
+        model.bias.requires_grad_(dist.get_rank() == 1)
+        _refuse(r"frozen-apart: .* along [dt]p alone", lambda model=model, made=optimizer: _steps(model, made, 1))
 
 
 def run_all(path: Path) -> dict[str, Tensor]:
-    for each in (skipped, scheduled, alike, late, failed, handed_out, restored):
+    for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen):
         each(path)
     return searched(path, DATA)
 

@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
+from .steps import note_load
+
 
 def check_pieces(state: Mapping[str, Any], own: Iterable[Tensor]) -> None:
     """Whether cut tensors in a state, by name, are the pieces of the rank that has ``own`` parameters.
@@ -56,6 +58,7 @@ def check_loaded_states() -> None:
             plain(self, state_dict)
         finally:
             checked.remove()
+        note_load(self)
 
     Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]  # torch has no hook of all optimizers
 

@@ -24,11 +24,13 @@ from pdv.emit.templates.stored import local_piece
 
 if TYPE_CHECKING:
     from pdv.emit.templates.gradients import GradientSums
+    from pdv.emit.templates.runtime import ParallelModule
 
 cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _ROUNDED = 1e-4  # of a loss, by which it is rounded otherwise on other ranks at most
 _steps: WeakKeyDictionary[GradientSums, int] = WeakKeyDictionary()  # of each model: what its optimizers did
 _changes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # of its parts, as they were compared last
+_loads: WeakKeyDictionary[GradientSums, int] = WeakKeyDictionary()  # states that optimizers of each model loaded
 _OF_MATRICES = ("Adafactor", "Muon", "Shampoo", "SOAP")
 _OF_NORMS = ("LAMB", "Lamb", "LARS", "Lars")
 
@@ -60,6 +62,13 @@ def note_step(optimizer: Optimizer, models: Iterable[GradientSums]) -> None:
         _steps[sums] = crc32(done.encode(), _steps.get(sums, 0))
 
 
+def note_load(optimizer: Optimizer) -> None:
+    """An optimizer loads a state."""
+    every = (getattr(p, "leaves", None) for group in optimizer.param_groups for p in group["params"])
+    for sums in {leaves.sums for leaves in every if leaves is not None}:
+        _loads[sums] = _loads.get(sums, 0) + 1
+
+
 def _options(group: dict[str, Any]) -> list[str]:  # Any: as torch has them
     """Those that are numbers, or several; in few digits, for hosts may round otherwise. No device is waited for."""
     numbers = [
@@ -89,20 +98,22 @@ def check_steps(sums: GradientSums, axes: Sequence[Axis], device: torch.device) 
             )
 
 
-def check_changes(model: nn.Module, parts: Sequence[Tensor], axes: Sequence[Axis], device: torch.device) -> None:
+def check_changes(model: ParallelModule, parts: Sequence[Tensor], axes: Sequence[Axis], device: torch.device) -> None:
     """Warn where ranks along ``axes`` changed what they hold of ``parts`` unequally often since they were asked last.
 
     Told by autograd's counts of changes in place: ``load_state_dict`` and ``copy_`` are counted, ``x.data`` is not.
+    States that optimizers of the model loaded are counted, too.
     """
     counted = [x for x in parts if not x.is_inference()]
-    now = sum(_count(x) for x in counted)
+    now = sum(_count(x) for x in counted) + _loads.get(model.mesh.sums, 0)
     made = torch.tensor([now - _changes.get(model, 0)], device=device)
     _changes[model] = now
     for axis in axes:
         if not is_same_on(axis, made).all():
             warnings.warn(
-                f"parts-apart: parameters of which the ranks along {axis.name} hold parts were changed on some of them "
-                "alone, as by load_state_dict of earlier weights where a rank's own loss says so. Decide by a number "
+                f"parts-apart: parameters of which the ranks along {axis.name} hold parts, or an optimizer's state of "
+                "them, were changed on some of them alone, as by load_state_dict of earlier ones where a rank's own "
+                "loss says so. Decide by a number "
                 "that all ranks have, such as the loss that train_step returns, and load a checkpoint.",
                 stacklevel=2,
             )
