@@ -218,7 +218,7 @@ def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[N
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
     beside = [*BESIDE, *(name for name in MODULES if name not in BESIDE and f"from .{name} import" in model)]
-    beside += ["later"] if "pipeline" in beside else []
+    beside += ["later", "tied"] if "pipeline" in beside else []
     return {
         "model.py": model,
         "__init__.py": _INIT,

@@ -357,6 +357,8 @@ def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
             Or if ranks that hold other parts stepped otherwise, of which no comparison of weights tells; with a warning
             if they were changed otherwise.
     """
+    if (tied := getattr(model, "tied", None)) is not None:
+        tied.check(model.mesh, checksum, go_on=go_on)  # first: what is raised below one stage's ranks alone may raise
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
     if model.mesh.ranks is None or not held:

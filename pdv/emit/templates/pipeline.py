@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 
 from .accumulate import Given, Scales
 from .calls import cast_inputs
+from .kernels.tied import Tied
 from .later import EAGER, LaterWeights, Turns, TwoBatches, eager_schedule, unbroken
-from .parallel import NONE, own_group
+from .parallel import NONE
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
-from .stored import local_piece
 
 ORDERS = {
     "gpipe": "ScheduleGPipe",
@@ -85,7 +84,7 @@ class PipelinedModule(ParallelModule):
         self.chain = tuple(stages)
         self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
-        self._tied = _Tied(self, tied)
+        self.tied = Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by what ``Given.kinds`` says
         self._given: dict[int, Given] = {}
         self._num_hooks = self._count_hooks()
@@ -157,7 +156,7 @@ class PipelinedModule(ParallelModule):
 
     def own_parameters(self) -> Sequence[Tensor]:
         """See ParallelModule: of those that several stages hold, the first stage's."""
-        others = {id(parameter) for parameter in self._tied.held_before()}
+        others = {id(parameter) for parameter in self.tied.held_before()}
         return [parameter for parameter in self.parameters() if id(parameter) not in others]
 
     # ---- A training step ----
@@ -193,7 +192,7 @@ class PipelinedModule(ParallelModule):
     def end_step(self) -> None:
         """Sum what waits, and over stages what several hold."""
         self.flush()
-        self._tied.sum_gradients()
+        self.tied.sum_gradients()
 
     def run_given(self, given: Given) -> Tensor:
         """See ParallelModule; of stale weights, the loss and gradients of the batch before, nan where there is none."""
@@ -356,44 +355,6 @@ class _Link(nn.Module):
         if self.place == len(model.chain) - 1:
             return output
         return tuple(values[name].contiguous() for name in self.given)
-
-
-class _Tied:
-    """Parameters that several stages hold: one where these are on one rank, else with the sum of their gradients."""
-
-    def __init__(self, model: PipelinedModule, tied: Sequence[Mapping[int, str]]) -> None:
-        self._here: list[tuple[Tensor, Any]] = []  # a parameter, and the group of its holders
-        mesh, self._device = model.mesh, model.mesh.device
-        for places in tied:
-            own = [(model.stages[str(stage)], name) for stage, name in places.items() if stage in model.own]
-            for stage, name in own[1:]:
-                dropped = getattr(stage, name)
-                setattr(stage, name, getattr(*own[0]))
-                mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
-            ranks = sorted({model.place(stage) for stage in places})
-            group = own_group(mesh.by_stage()[ranks].T) if len(ranks) > 1 else None
-            if own and group is not None:
-                self._here.append((getattr(*own[0]), group))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Tied:
-        """Of a copied model: its parameters, the same ranks."""
-        copied = copy(self)
-        copied._here = [(deepcopy(parameter, memo), group) for parameter, group in self._here]  # noqa: SLF001
-        return copied
-
-    def held_before(self) -> list[Tensor]:
-        """Those here that an earlier stage holds too."""
-        return [parameter for parameter, group in self._here if dist.get_rank(group)]
-
-    def sum_gradients(self) -> None:
-        """Every holder gets the sum of all."""
-        for parameter, group in self._here:
-            given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            piece = local_piece(given)
-            total = piece.to(self._device)
-            dist.all_reduce(total, group=group)
-            piece.copy_(total)
-            parameter.grad = given if parameter.requires_grad else parameter.grad
 
 
 def _without_data(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from ir.sharding import Shard
 from pdv.plan.package import import_package
 from pdv.problem import Pins
 from tests.distributed.harness import mark_slow, run_ranks
+from tests.distributed.loops import plans
 from tests.pdv.emit.test_dropout import Deep
 from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
 from tests.pdv.pipelined import Blocks, plan_pipeline
@@ -339,3 +341,34 @@ def test_gradients_are_scaled_alike_on_all_stages(tmp_path: Path) -> None:
         assert scales == alone[1] == [2.0**10, *[2.0**9] * 3]
         for name, value in alone[2].items():
             torch.testing.assert_close(weights[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def part_tied(folder: Path) -> list[Tensor]:
+    """A table that two stages hold, after noise that each draws for itself, and after a step of one alone."""
+    model = plans.build(folder)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (table,), here = model.parameters_of("wte.weight"), model.mesh.stage.rank
+    torch.manual_seed(here)
+    for _ in range(2):  # before the second pass, weights are compared
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.train_step(*plans.batch(0), plans.loss_fn)
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter.grad))
+        optimizer.step()
+        model.zero_grad()
+    assert ["ranks-differ: " in str(each.message) for each in told] == [True]
+    with pytest.warns(UserWarning, match=r"ranks-differ: \w+ should be the same on several stages"):
+        found = [model.full_state_dict()["wte.weight"], table.full_tensor().detach().clone()]
+    model.check_in_sync()
+    with torch.no_grad():
+        table.add_(here)
+    with pytest.raises(RuntimeError, match=r"ranks-differ: .* Load a checkpoint"):
+        model.check_in_sync()
+    return found
+
+
+def test_stages_that_hold_one_table_learn_that_it_differs(tmp_path: Path) -> None:
+    found = run_ranks(part_tied, 2, plans.package("pipeline", tmp_path))
+    for each in (held for handed_out in found for held in handed_out):
+        assert torch.equal(each, found[0][0])
