@@ -114,6 +114,7 @@ class Operator:
         is_activation: True of a function of elements that models put behind products.
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
+        takes_vectors: True if torch's function takes the vectors of channels as such that it reads as [c, 1, 1].
         statistics: of a norm whose first operand is normed by the others: the operators whose results these are where
             torch's function takes them too.
         result_name: what programs call its result where nothing else names it.
@@ -166,6 +167,7 @@ class Operator:
     is_row_norm: bool = False
     is_activation: bool = False
     bias_rank: int = 0
+    takes_vectors: bool = False
     statistics: tuple[Operator, ...] = ()
     result_name: str = ""
     constant_name: str = ""

@@ -12,7 +12,7 @@ from ir.dims import Shape
 from ir.emission.code import Code, call, tuple_of
 from ir.emission.writing import Writing
 from ir.evaluation.einsum import Data
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.memory.layout import Memory
 from ir.memory.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
@@ -194,4 +194,64 @@ rms_norm = Operator(
     measured_as="rmsnorm",
 )
 
-OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm)
+
+def _group_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    x, *affine = operands
+    rows = t.reshape(x, (x.shape[1], call.loops.extents["g"], -1))
+    y = t.row(Known(f"layer_norm:{call.attrs['eps']}", partial(_standardize, call.attrs["eps"])), rows)
+    y = t.reshape(y, x.shape[1:])
+    for apply, vector in zip((t.mul, t.add), affine, strict=True):
+        y = apply(y, t.reshape(vector, (1, *vector.shape[1:])))
+    return y
+
+
+def _write_group_norm(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    groups = "".join([str(node.attr("groups")), *(f" // {axis}.size" for axis in writing.cutting(node, "g"))])
+    return call("F.group_norm", x[0], groups, *x[1:], repr(node.attr("eps")))
+
+
+def _says_group_norm(node: Node) -> tuple[tuple[Node, ...], Attrs] | None:
+    """Rows of groups, normed, times a vector of channels and one more added."""
+    if not node.op.adds or node.type.rank != 4 or node.operands[0].op.name != "mul":
+        return None
+    times, bias = node.operands
+    normed, weight = times.operands
+    rows = normed.operands[0] if normed.op.name == "reshape" else normed
+    if rows.op is not layer_norm or len(rows.operands) > 1 or rows.operands[0].op.name != "reshape":
+        return None
+    (grouped,) = rows.operands
+    (x,) = grouped.operands
+    batch, channels, *_ = x.type.shape
+    fits = x.type == normed.type == node.type and grouped.type.rank == 3 and grouped.type.shape[0] == batch
+    if not (fits and all(map(_is_vector, (weight, bias))) and channels % grouped.type.shape[1] == 0):
+        return None
+    return (x, weight, bias), {"groups": grouped.type.shape[1], "eps": rows.attr("eps")}
+
+
+def _is_vector(node: Node) -> bool:
+    """Whether it is a parameter of channels, stored as a vector."""
+    param, shape = unmoved(node), node.type.shape
+    return param.is_param and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)
+
+
+def _keep_groups(node: Node, loops: Loops, ties: Ties) -> None:
+    for loop in ("g", "c", "h", "w"):
+        ties.keep(loops[loop], f"{where(node)} norms groups of this size")
+
+
+group_norm = Operator(  # as programs are written; elsewhere it is its rows' norm
+    "group_norm",
+    lambda shapes, attrs: ("n (g c) h* w*, (g c) 1 1, (g c) 1 1 -> n (g c) h* w*", {"g": int(str(attrs["groups"]))}),
+    "row",
+    attrs=("groups", "eps"),
+    linear=(frozenset({1, 2}),),
+    evaluate=_group_norm,
+    ties=_keep_groups,
+    is_heavy=True,
+    takes_vectors=True,
+    says=_says_group_norm,
+    emit=_write_group_norm,
+    measured_as="layernorm",
+)
+
+OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, group_norm)

@@ -155,6 +155,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("permute", ((6, 2, 12),), {"perm": (2, 0, 1)}),
     Example("detach", ((6, 2, 12),)),
     Example("row_major", ((6, 2, 12),)),
+    Example("group_norm", ((6, 12, 2, 6), (12, 1, 1), (12, 1, 1)), {"groups": 6, "eps": 1e-5}),
     *(Example(name, ((6, 2, 12),), {"factor": 0.3}) for name in ("leaky_relu", "elu", "celu")),
     Example("expand", ((6, 1, 2),), {"shape": (6, 6, 2)}),
     Example("chunk", ((6, 18),), {"dim": 1, "parts": 3, "index": 1}),

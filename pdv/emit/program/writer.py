@@ -58,6 +58,8 @@ class Writer:
             return with_bias.write(product, [self.kept(operand) for operand in self.reading.operands(product)])
         is_view = node.op.strides is not None  # of a buffer, it would show what that is overwritten with
         read = self.kept if node.needs_grad or is_view else self.operand
+        if node.op.takes_vectors:
+            return self.writing.write(node, [read(operands[0]), *(self.leaf(x, column=False) for x in operands[1:])])
         return self.writing.write(node, [read(x) for x in operands])
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:

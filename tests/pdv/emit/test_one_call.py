@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import pdv
 from ir.mesh import Mesh
 from pdv.emit.package import emit_package
 from pdv.frontend import load_program
+from pdv.plan.package import import_package
+from tests.pdv.worlds import cluster
 
 Function = Callable[[Tensor], Tensor]
 IN_ONE: dict[str, tuple[Function, str]] = {
@@ -75,6 +78,43 @@ def test_it_is_one_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model, text = emitted(module, tmp_path, monkeypatch)
     assert said in text.replace("x * local(self.weight)", "x")
     check_equal(model, module)
+
+
+class Groups(nn.Module):
+    """[b, 8, 4, 4] -> the same: convolutions and norms of groups, as of denoisers, with some that are another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+        self.norm, self.each = nn.GroupNorm(4, 16), nn.InstanceNorm2d(16, affine=True)
+        self.plain, self.factors = nn.GroupNorm(4, 16, affine=False), nn.Linear(16, 32)
+        for vector in (self.norm.weight, self.norm.bias, self.each.weight, self.each.bias):
+            nn.init.normal_(vector)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norm(self.first(x)))
+        scale, shift = self.factors(x.mean((2, 3))).unsqueeze(-1).unsqueeze(-1).chunk(2, 1)
+        x = self.plain(x) * scale + shift
+        out: Tensor = self.last(F.leaky_relu(self.each(x), 0.1))
+        return out
+
+
+@pytest.mark.parametrize(("technique", "whole"), [("ddp", 2), ("zero-3", 2), ("megatron", 0)])
+def test_groups_that_are_not_put_together_first_are_normed_in_one_call(
+    technique: str, whole: int, tmp_path: Path
+) -> None:
+    module, x = Groups(), torch.randn(8, 8, 4, 4)
+    pins = {"mesh": {"a": 2}, "techniques": {"a": technique}}
+    plan = pdv.optimize(module, (x,), cluster=cluster(2), pins=pins)
+    assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
+    package = plan.save(tmp_path / "groups")
+    text = (package / "model.py").read_text()
+    assert text.count("F.group_norm(") == whole
+    assert text.count("F.layer_norm(") == 3 - whole
+    assert text.count("F.leaky_relu(") == 1
+    model = import_package(package).build(device="cpu")
+    torch.testing.assert_close(model(x), module(x))
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(module.state_dict()))
 
 
 @pytest.mark.parametrize("name", APART)
