@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .kernels.meetings import meet
+from .kernels.scaled import check_scales
 from .kernels.steps import check_changes, check_steps, cut, is_same_on, watch_steps
 from .losses import asked_scale, hand_out
 from .parallel import Axis
@@ -359,6 +360,7 @@ def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
     """
     if (tied := getattr(model, "tied", None)) is not None:
         tied.check(model.mesh, checksum, go_on=go_on)  # first: what is raised below one stage's ranks alone may raise
+    check_scales(model)
     whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
     held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
     if model.mesh.ranks is None or not held:
@@ -392,8 +394,6 @@ def compare_weights(model: ParallelModule, *, go_on: bool = False) -> None:
 def checksum(x: Tensor) -> Tensor:
     """Of the bits, so that no two roundings are the same; int64."""
     x = x.to_dense() if x.is_sparse else x
-    return (
-        x.contiguous().view(-1).view(_BITS[min(x.element_size(), 8)]).sum(dtype=torch.int64)
-        if x.numel()
-        else x.new_zeros((), dtype=torch.int64)
-    )
+    if not x.numel():
+        return x.new_zeros((), dtype=torch.int64)
+    return x.contiguous().view(-1).view(_BITS[min(x.element_size(), 8)]).sum(dtype=torch.int64)

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .kernels.compiled import ready
+from .kernels.scaled import Scaling
 from .parallel import Axis, all_reduce_steps, replicate
 from .rounding import DeviceCopy, Rounding, Versions, note
 from .stored import join_flat, local_piece, placed_as
@@ -147,8 +148,7 @@ class Bucket:
     num_bytes: int = 0
     flat: Tensor | None = None
     steps: Iterator[bool] = field(default_factory=lambda: iter(()))
-    is_quick: bool = False
-    """Whether what it waits for now is soon done, and more has to be started then."""
+    is_quick: bool = False  # whether what it waits for now is soon done, and more has to be started then
 
     def start(self, flats: list[Tensor]) -> None:
         """Start to sum what the leaves hold, which they give away; see ``join_flat``."""
@@ -211,7 +211,7 @@ class GradientSums:
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
-        self.kept: list[Kept] = []
+        self.kept, self.scaling = list[Kept](), Scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
@@ -247,10 +247,8 @@ class GradientSums:
                 for unit in self.kept:
                     if all(id(parameter) in self._complete for parameter in unit.parameters):
                         unit.send()
-                for leaf in self._leaves:
-                    if id(leaf.parameter) in self._complete and leaf.tensor.grad is not None:
-                        self._put(leaf)
-                self._start_all()
+                given = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
+                self._start_all([leaf for leaf in given if id(leaf.parameter) in self._complete])
         finally:
             self._complete = frozenset()
 
@@ -305,9 +303,7 @@ class GradientSums:
             unit.send()
         self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
-        for leaf in waiting:
-            self._put(leaf)
-        self._start_all()
+        self._start_all(waiting)
         done, self._running = self._running, []
         going = done
         while going:  # bucket after bucket, one step each: all ranks in this order
@@ -319,6 +315,7 @@ class GradientSums:
             self.offload.wait()
         for leaf, piece in summed:
             self._give(leaf.parameter, piece)
+        self.scaling.begin(leaf.parameter for leaf, _ in summed)
         for parameter in {id(leaf.parameter): leaf.parameter for leaf, _ in summed}.values():
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001
                 hook(parameter)
@@ -358,7 +355,9 @@ class GradientSums:
         if bucket.num_bytes >= self.bucket_bytes:
             self._start(self._filling.pop(leaf.key))
 
-    def _start_all(self) -> None:
+    def _start_all(self, leaves: Sequence[Leaf]) -> None:
+        for leaf in leaves:
+            self._put(leaf)
         filled, self._filling = self._filling, {}
         for bucket in filled.values():
             self._start(bucket)

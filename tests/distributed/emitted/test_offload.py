@@ -171,7 +171,7 @@ def look(folder: Path) -> list[tuple[int, set[torch.dtype]]]:
     shared, types = 0, set()
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
-        for leaf in parameter.leaves._by_axes.values():
+        for leaf in parameter.leaves.by_axes.values():
             shared += leaf.tensor.nbytes * (leaf.tensor.data_ptr() == parameter.to_local().data_ptr())
             types.add(leaf.tensor.dtype)
         assert parameter.grad is None or parameter.grad.dtype == torch.float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.distributed.emitted.test_loop import CLASSES, Classifier, batch, clas
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
-DATA = {"dp": 2, "tp": 1}
+DATA, INSIDE = {"dp": 2, "tp": 1}, {"dp": 1, "tp": 2}
 
 
 def _refuse(said: str, act: Callable[[], object]) -> None:
@@ -186,7 +187,7 @@ def restored(path: Path) -> None:
 
 def frozen(path: Path) -> None:
     """Parameters that ranks freeze alike, and one alone, whose gradients the others would wait for."""
-    for cuts in (DATA, {"dp": 1, "tp": 2}):
+    for cuts in (DATA, INSIDE):
         model = classifier(path, cuts)
         optimizer = optim.AdamW(model.parameters())
         model.up.requires_grad_(requires_grad=False)
@@ -196,15 +197,104 @@ def frozen(path: Path) -> None:
         _refuse(r"frozen-apart: .* along [dt]p alone", lambda model=model, made=optimizer: _steps(model, made, 1))
 
 
+def _own_norm(model: Classifier) -> None:
+    """Clip by the norm of what this rank holds."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([local_piece(grad).norm() for grad in grads]).norm()
+    for grad in grads:
+        grad.mul_(min(1.0, 1e-2 / float(norm)))
+
+
+def _own_norms(model: Classifier) -> None:
+    """Make each part of a gradient one of norm 1."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        local_piece(parameter.grad).div_(local_piece(parameter.grad).norm())
+
+
+def _each_norm(model: Classifier) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(min(1.0, 1e-2 / parameter.grad.norm().item()))
+
+
+def _each_row(model: Classifier) -> None:
+    for parameter in (model.up, model.down, model.cut):
+        assert parameter.grad is not None
+        parameter.grad.div_(parameter.grad.norm(dim=1, keepdim=True))
+
+
+def _summed_norm(model: Classifier) -> None:
+    """A norm taken by hand, its squares summed over ranks."""
+    square = torch.zeros((), dtype=torch.float64)
+    for parameter in model.parameters():
+        part = local_piece(parameter.grad).square().sum()
+        if parameter is model.up or parameter is model.down:
+            dist.all_reduce(part)
+        square += part
+    for parameter in model.parameters():
+        local_piece(parameter.grad).mul_(min(1.0, 1e-2 / float(square.sqrt())))
+
+
+def _noise(model: Classifier) -> None:
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5).add_(0.1 * torch.randn_like(parameter.grad))
+
+
+ALIKE: dict[str, Callable[[Classifier], object]] = {
+    "model": lambda model: model.clip_grad_norm_(1e-2),
+    "torch": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2),
+    "values": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1e-2),
+    "each": _each_norm, "rows": _each_row, "summed": _summed_norm, "noise": _noise,
+    "accumulated": lambda model: (model.train_step(*batch(9), pair), model.clip_grad_norm_(1e-2)),
+}  # fmt: skip
+
+
+def clipped(path: Path) -> None:
+    """Parts of gradients that ranks scale by factors of their own; what is one function of the whole is let be."""
+    for scale in (_own_norm, _own_norms):
+        for is_handed_out in (True, False):
+            model = classifier(path, INSIDE)
+            optimizer = optim.AdamW(model.parameters())
+            _steps(model, optimizer, 3)
+            model.train_step(*batch(3), pair)
+            scale(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            go_on = partial(_steps, model, optimizer, 5)
+            _refuse("scales-apart: the ranks along tp, .* by .[0-9]", model.full_state_dict if is_handed_out else go_on)
+
+
+def scaled_alike(path: Path, cuts: dict[str, int]) -> dict[str, Tensor]:
+    """Weights behind steps whose gradients were scaled in each way of ``ALIKE``."""
+    found = {}
+    for name, scale in ALIKE.items():
+        model = classifier(path, cuts)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        for step in range(9):
+            model.train_step(*batch(step), pair)
+            if model.tp.size > 1 or name != "summed":
+                scale(model)
+            else:
+                model.clip_grad_norm_(1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
+        found |= {f"{name}.{key}": weight for key, weight in model.full_state_dict().items() if key != "rows"}
+    return found
+
+
 def run_all(path: Path) -> dict[str, Tensor]:
-    for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen):
+    for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen, clipped):
         each(path)
-    return searched(path, DATA)
+    return {**searched(path, DATA), **scaled_alike(path, INSIDE)}
 
 
 def test_ranks_step_alike_or_learn_that_they_did_not(tmp_path: Path) -> None:
     write_weights(tmp_path / "weights")
-    wanted = searched(tmp_path / "weights", {"dp": 1, "tp": 1})
+    alone = {"dp": 1, "tp": 1}
+    wanted = {**searched(tmp_path / "weights", alone), **scaled_alike(tmp_path / "weights", alone)}
     for weights in run_ranks(run_all, 2, tmp_path / "weights"):
         for name, weight in wanted.items():
             torch.testing.assert_close(weights[name], weight, rtol=1e-6, atol=1e-6, msg=name)
