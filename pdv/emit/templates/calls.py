@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .kernels.meetings import meet
+from .kernels.refused import input_gradients_apart, warn_of_means
 from .kernels.scaled import check_scales
 from .kernels.steps import check_changes, check_steps, cut, is_same_on, watch_steps
 from .losses import asked_scale, hand_out
@@ -159,6 +160,7 @@ def _before_call(
     axes = [axis for axis in model.mesh.axes if axis.size > 1]
     if not axes or not torch.is_grad_enabled() or not any(map(_is_asked, (*args, *kwargs.values()))):
         return None
+    warn_of_means((*args, *kwargs.values()))
     ask = partial(_ask, axes=axes, scale=asked_scale(model))
     return tuple(map(ask, args)), {name: ask(x) for name, x in kwargs.items()}
 
@@ -199,12 +201,7 @@ class _Asked(torch.autograd.Function):
                 ends = torch.stack([norm, -norm])
                 dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
                 if ends[0] + ends[1] > _APART * ends[0]:
-                    raise RuntimeError(
-                        f"input-gradients-apart: the gradient of an input {list(grads[0].shape)} is another on the "
-                        f"ranks along {axis.name}, each of which has a part of it, and the program does not add up "
-                        "what nobody trains. Allowed: gradients of parameters. Make what you differentiate by a "
-                        "parameter of the model before you plan it, or plan without an axis that cuts inside rows."
-                    )
+                    raise input_gradients_apart(grads[0].shape, axis.name)
         is_of_all = torch._C._will_engine_execute_node(ctx.next_functions[1][0])  # noqa: SLF001  # False in autograd.grad
         return grads[0] if is_of_all else grads[0] * ctx.scale, None, None, None
 

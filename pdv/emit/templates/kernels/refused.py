@@ -1,10 +1,17 @@
-"""What is said of losses that no step can take, and of a step that one rank could not. Entry points: its functions."""
+"""What is said of losses that no step can take, of gradients of inputs, and of a step that one rank could not take.
+
+Entry points: its functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
+
+_NODES = 64  # of a graph behind an input, that are looked at
 
 
 def unknown_weights(parts: Sequence[str]) -> ValueError:
@@ -28,6 +35,42 @@ def unknown_own_loss(cut: Mapping[str, int]) -> RuntimeError:
         'over its rows (gradients are averaged, as in DDP), or "sum", where what the ranks have adds up to the loss of '
         "the whole batch."
     )
+
+
+def input_gradients_apart(shape: Sequence[int], along: str) -> RuntimeError:
+    """Of a gradient of an input, of which ranks have parts."""
+    return RuntimeError(
+        f"input-gradients-apart: the gradient of an input {list(shape)} is another on the ranks along {along}, each of "
+        "which has a part of it, and the program does not add up what nobody trains. Allowed: gradients of "
+        "parameters. Make what you differentiate by a parameter of the model before you plan it, or plan without an "
+        "axis that cuts inside rows."
+    )
+
+
+def warn_of_means(given: Iterable[Any]) -> None:
+    """Warn of inputs made of what another model handed out with own_loss "mean", as by a generator to its judge.
+
+    Their gradients are of the loss of all rows, which ``_Handed`` of losses.py would divide by the ranks. What a
+    collective that autograd knows did to them (``torch.distributed.nn.all_gather``) may make up for that.
+    """
+    ahead: list[Any] = [x.grad_fn for x in given if isinstance(x, Tensor)]  # nodes of autograd, which has no types
+    seen = set[Any]()
+    while ahead and len(seen) < _NODES:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "_HandedBackward" and getattr(node, "way", None) == "mean":
+            warnings.warn(
+                'mean-of-parts: an input was made of outputs of a model whose own_loss is "mean". They are rows of one '
+                "batch, whose loss all ranks have here, so gradients of that model, divided by the number of ranks, "
+                'are too small. Say own_loss = "sum" of it before it is called; "mean" stays right of a loss of its '
+                "own rows alone.",
+                stacklevel=2,
+            )
+            return
+        if not hasattr(node, "saved_tensors"):  # which functions written in Python have
+            ahead += [behind for behind, _ in node.next_functions]
 
 
 def nothing_trained(why: str) -> RuntimeError:
