@@ -330,6 +330,7 @@ class ParallelModule(Named):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of any module; gradients that were not summed yet are dropped."""
+        self.mesh.sums.scaling.look(self.parameters())
         self.mesh.sums.drop()
         super().zero_grad(set_to_none)
 

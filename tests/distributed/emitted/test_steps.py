@@ -267,6 +267,19 @@ def clipped(path: Path) -> None:
             _refuse("scales-apart: the ranks along tp, .* by .[0-9]", model.full_state_dict if is_handed_out else go_on)
 
 
+def stepped_by_hand(path: Path) -> None:
+    """As ``clipped``, without an optimizer."""
+    model = classifier(path, INSIDE)
+    model.train_step(*batch(), pair)
+    _own_norm(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+    model.zero_grad()
+    _refuse("scales-apart", lambda: model.train_step(*batch(1), pair))
+
+
 def scaled_alike(path: Path, cuts: dict[str, int]) -> dict[str, Tensor]:
     """Weights behind steps whose gradients were scaled in each way of ``ALIKE``."""
     found = {}
@@ -286,7 +299,7 @@ def scaled_alike(path: Path, cuts: dict[str, int]) -> dict[str, Tensor]:
 
 
 def run_all(path: Path) -> dict[str, Tensor]:
-    for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen, clipped):
+    for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen, clipped, stepped_by_hand):
         each(path)
     return {**searched(path, DATA), **scaled_alike(path, INSIDE)}
 

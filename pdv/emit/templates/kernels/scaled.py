@@ -1,9 +1,9 @@
 """By what ranks that hold parts of parameters scale their gradients before a step: all by the same. Entry: ``Scaling``.
 
 A norm of ``x.to_local()`` is that of a part, and a loop that clips by it scales each part otherwise. Of a few gradients
-a few elements are kept when sums over ranks are there, and when an optimizer steps. Where all of a part were multiplied
-by one factor, it is compared where ranks compare weights; what treats elements otherwise (noise, bounds of values,
-norms of rows) is not.
+a few elements are kept when sums over ranks are there, and when an optimizer steps, or gradients are dropped. Where all
+of a part were multiplied by one factor, it is compared where ranks compare weights; what treats elements otherwise
+(noise, bounds of values, norms of rows) is not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim import Optimizer
 
 from pdv.emit.templates.stored import cut_over, local_piece
 
@@ -80,11 +79,11 @@ class Scaling:
             self._steps.append(_Step(self._number, few, [_sample(p) for p in few]))
 
     @torch.no_grad()
-    def look(self, optimizer: Optimizer) -> None:
-        """An optimizer steps."""
+    def look(self, parameters: Iterable[Tensor]) -> None:
+        """An optimizer of these steps; or their gradients are dropped, as behind a step that is made by hand."""
         if not self._steps:
             return
-        step, its = self._steps[-1], {id(p) for group in optimizer.param_groups for p in group["params"]}
+        step, its = self._steps[-1], set(map(id, parameters))
         for number, p in enumerate(step.parameters):
             if id(p) in its and p.grad is not None:
                 step.after.setdefault(number, _sample(p))

@@ -59,7 +59,7 @@ def note_step(optimizer: Optimizer, models: Iterable[GradientSums]) -> None:
     """An optimizer of these models' parameters steps."""
     done = repr([[len(group["params"]), *_options(group)] for group in optimizer.param_groups])
     for sums in models:
-        sums.scaling.look(optimizer)
+        sums.scaling.look(p for group in optimizer.param_groups for p in group["params"])
         _steps[sums] = crc32(done.encode(), _steps.get(sums, 0))
 
 
