@@ -55,6 +55,11 @@ def negate(k: Lowering, x: Node) -> Node:
     return k.apply("logical_not", x)
 
 
+def anywhere(k: Lowering, x: Node, dims: Sequence[int] = (), keepdim: bool = False) -> Node:
+    """Whether anything along some dims, or at all, is no zero."""
+    return compare_number(k, ">", k.reduce("reduce_sum", k.cast(truth(k, x), DType.I64), dims, keepdim), 0)
+
+
 def clamp(k: Lowering, x: Node, least: Number | None, most: Number | None) -> Node:
     """x, at least ``least`` and at most ``most``."""
     if x.type.dtype.is_floating:

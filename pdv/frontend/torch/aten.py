@@ -18,7 +18,7 @@ from pdv.frontend import layers, masks
 from pdv.frontend.chosen import Chosen, choose
 from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
 from pdv.frontend.quantiles import quantile
-from pdv.frontend.torch import draws, more
+from pdv.frontend.torch import chosen_rows, draws, more
 from pdv.frontend.torch.opaque import OF_CHANNELS, opaque
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
 
@@ -380,6 +380,8 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.embedding.default": layers.embedding,
     "aten.index_select.default": layers.index_select,
     "aten.index.Tensor": index,
+    "aten.nonzero.default": chosen_rows.nonzero,
+    "aten.where.default": chosen_rows.where,
     "aten.topk.default": lambda k, x, count, dim=-1, largest=True, ordered=True: layers.top_k(
         k, x, count, dim, largest=largest
     ),

@@ -17,12 +17,13 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+from torch.utils._pytree import tree_leaves
 
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend import masks
-from pdv.frontend.chosen import Chosen
+from pdv.frontend.chosen import Chosen, Places
 from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
@@ -49,10 +50,8 @@ EMPTY = Empty()
 _WRITERS = (  # of what is written into their first operand: nothing, where that has no elements
     "slice_scatter", "scatter", "scatter_add", "index_add", "index_copy", "index_put",
 )  # fmt: skip
-Value = Node | TopK | Chosen | Complex | Empty | tuple[Node | TopK | None, ...] | None
-"""What an fx node gave: a tensor, several, rows that a mask chose, or (None) something that could not be lowered and is
-already reported.
-"""
+Value = Node | TopK | Chosen | Places | Complex | Empty | tuple[Node | Chosen | Places | TopK | None, ...] | None
+"""What an fx node gave: a tensor, several, rows that a mask chose, or (None) what is reported as unsupported."""
 
 
 OWN_BACKWARD, NOTES = "own_backward", "notes"
@@ -137,7 +136,7 @@ class _ProgramLowering:
             value = None if place not in self.values else self._read(place, None)
             if isinstance(value, Complex):
                 raise ModelError(f"output {len(outputs)} of the model is complex", "Real outputs", "view_as_real")
-            if isinstance(value, Chosen):
+            if isinstance(value, Chosen | Places):
                 raise ModelError(
                     f"output {len(outputs)} of the model has as many rows as a mask chooses",
                     "Outputs whose shapes do not depend on values",
@@ -242,14 +241,15 @@ class _ProgramLowering:
         return name.removeprefix("aten::") in _WRITERS and EMPTY in read[1:] and read[0] is not EMPTY
 
     def _is_other(self, x: torch.fx.Node) -> bool:
-        return isinstance(self.values[x], Chosen | Complex)
+        return isinstance(self.values[x], Chosen | Places | Complex)
 
     def _of_others(self, node: torch.fx.Node, handler: Handler | None) -> Value:
         """Where rows that a mask chose, or complex numbers, are operands or the result."""
         try:
             args, kwargs = _map_operands(node, lambda x: self._read(x, node))
-            rows = [x for x in args if isinstance(x, Chosen)]
-            if node.target in DETACHES and node in self.returned and any(x.rows.needs_grad for x in rows):
+            rows = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Chosen | Places)]
+            trained = any(isinstance(x, Chosen) and x.rows.needs_grad for x in rows)
+            if node.target in DETACHES and node in self.returned and trained:
                 raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
             if rows:
                 return of_chosen(self.k, node.target, handler, args, kwargs)

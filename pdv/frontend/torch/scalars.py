@@ -9,10 +9,10 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend.chosen import Chosen
+from pdv.frontend.chosen import Chosen, Places
 from pdv.frontend.lowering import Lowering, Number, TopK, Unsupported
 
-Result = Node | Chosen | tuple[Node | TopK | None, ...]
+Result = Node | Chosen | Places | tuple[Node | Chosen | Places | TopK | None, ...]
 Handler = Callable[..., Result]
 Scalar = Node | Number
 

@@ -1,0 +1,197 @@
+"""Loops over experts, each of which takes the rows that chose it: values, gradients and steps as the module's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import pdv
+from ir.errors import ModelError, UnsupportedOperatorsError
+from pdv.check.reading import check_reading, copy_of
+from pdv.frontend import load_program
+from tests.pdv.as_modules import gap_of
+from tests.pdv.worlds import cluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:no declaration of")
+WIDTH, EXPERTS, CHOSEN, STEPS = 4, 3, 2, 3
+Loop = Callable[[nn.ModuleList, Tensor, Tensor, Tensor], Tensor]
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(6, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(self.norm(x)).chunk(2, -1)
+        found: Tensor = self.down(F.silu(gate) * up)
+        return found
+
+
+class Mixture(nn.Module):
+    """x: [b, 2, w] -> the same, each row through those of the experts that it chooses."""
+
+    def __init__(self, loop: Loop, expert: Callable[[], nn.Module] = Expert) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.router = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, EXPERTS)
+        self.experts, self.loop = nn.ModuleList(expert() for _ in range(EXPERTS)), loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.inner(x).view(-1, WIDTH)
+        weights, selected = torch.topk(self.router(rows).softmax(-1), CHOSEN)
+        return self.loop(self.experts, rows, weights, selected).view_as(x) + x
+
+
+def added_in_place(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """As mistral-inference and DeepSeek have it."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        b, n = torch.where(selected == i)
+        out[b] += w[b, n, None] * expert(x[b])
+    return out
+
+
+def one_hot(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """As Mixtral of transformers had it."""
+    out, mask = torch.zeros_like(x), F.one_hot(selected, EXPERTS).permute(2, 1, 0)
+    for i, expert in enumerate(experts):
+        n, b = torch.where(mask[i])
+        out.index_add_(0, b, expert(x[None, b].reshape(-1, WIDTH)) * w[b, n, None])
+    return out
+
+
+def one_hot_in_place(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """The places of different experts that one row chooses differ: of one expert there is one."""
+    out, mask = torch.zeros_like(x), F.one_hot(selected, EXPERTS).permute(2, 1, 0)
+    for i, expert in enumerate(experts):
+        n, b = torch.where(mask[i])
+        out[b] = out[b] * 0.5 + expert(x[b]) * w[b, n, None]
+    return out
+
+
+def columns(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """By the columns of ``nonzero``."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        at = torch.nonzero(selected == i)
+        found = expert(x.index_select(0, at[:, 0])) * w[at[:, 0], at[:, 1]].unsqueeze(-1)
+        out = out.scatter_add(0, at[:, :1].select(1, 0).unsqueeze(-1).expand(-1, WIDTH), found)
+    return out
+
+
+def pairs(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """Of all pairs of rows and experts in one line."""
+    out, flat = torch.zeros_like(x), w.flatten()
+    for i, expert in enumerate(experts):
+        at = (selected.flatten() == i).nonzero().squeeze(-1)
+        out.index_add_(0, at // CHOSEN, expert(x[at // CHOSEN]) * flat[at, None])
+    return out
+
+
+def switch(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """One expert for each row."""
+    out = x.new_zeros(x.shape)
+    for i, expert in enumerate(experts):
+        b = torch.eq(selected[:, 0], i).nonzero(as_tuple=True)[0]
+        out[b, :] = expert(x[b, :])
+    return out * w[:, :1]
+
+
+def masked(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """By a mask of rows."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        mask = (selected == i).any(-1)
+        out[mask] += expert(x[mask]) * (w * (selected == i)).sum(-1)[mask].unsqueeze(-1)
+    return out
+
+
+LOOPS: list[Loop] = [added_in_place, one_hot, one_hot_in_place, columns, pairs, switch, masked]
+
+
+def _read(module: nn.Module, *inputs: Tensor) -> None:
+    program = load_program(module, inputs)
+    assert all("topk" in text for text in program.opaque)
+    assert "the same" in check_reading(program.graph, copy_of(module, inputs, train=True), train=True)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_over_experts(loop: Loop) -> None:
+    _read(Mixture(loop), torch.randn(4, 2, WIDTH))
+    _read(Mixture(loop), torch.randn(1, 1, WIDTH))  # of which some expert has none
+
+
+@pytest.mark.parametrize("loop", [added_in_place, one_hot, pairs])
+def test_they_are_cut_and_trained_at_any_batch(loop: Loop) -> None:
+    module, x = Mixture(loop), torch.randn(4, 2, WIDTH)
+    plan = pdv.optimize(module, (x,), cluster=cluster(2), mesh={"x": 2})
+    assert "was run on 2 simulated ranks" in plan.document["run"]["statement"]
+    assert plan.document["proof"]["statement"].startswith("equal to its source")
+    model = plan.build("cpu")
+    steps = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, module)]
+    for batch in range(1, STEPS + 1):
+        given = torch.randn(batch, 2, WIDTH)
+        found, wanted = model(given), module(given)
+        assert torch.allclose(found, wanted, atol=1e-5)
+        for step, result in zip(steps, (found, wanted), strict=True):
+            step.zero_grad(set_to_none=False)
+            result.square().sum().backward()
+            step.step()
+    assert gap_of(plan, Mixture(loop), [x]) < 1e-9
+
+
+class Given(nn.Module):
+    """x: [b, w], selected: [b, 2], in which a row may choose an expert twice."""
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.inner, self.expert, self.adds = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), adds
+
+    def forward(self, x: Tensor, selected: Tensor) -> Tensor:
+        h = self.inner(x)
+        b, n = torch.where(selected == 1)
+        found = self.expert(h[b]) * h[b, n, None]
+        if self.adds:
+            return h.index_add(0, b, found)
+        out = h.clone()
+        out[b] += found
+        return out
+
+
+def test_rows_that_choose_an_expert_twice_are_added_to_twice_or_refused() -> None:
+    given = torch.randn(3, WIDTH), torch.tensor([[1, 1], [1, 0], [0, 2]])
+    _read(Given(adds=True), *given)
+    with pytest.raises(UnsupportedOperatorsError, match="may occur twice"):
+        load_program(Given(adds=False), given)
+
+
+class Centred(nn.Linear):
+    """An expert that looks at all of its rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found - found.cumsum(0)
+
+
+def test_experts_that_look_at_several_rows_are_refused() -> None:
+    x = torch.randn(4, 2, WIDTH)
+    with pytest.raises(UnsupportedOperatorsError, match="depends on values"):
+        load_program(Mixture(added_in_place, lambda: Centred(WIDTH, WIDTH)), (x,))
+    normed = Mixture(added_in_place, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    with pytest.raises(ModelError, match="depends on values"):
+        load_program(normed, (x,))
+
+
+def test_places_are_no_output() -> None:
+    class Where(Mixture):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            rows = self.inner(x)
+            return rows, torch.where(rows > 0)[0]
+
+    with pytest.raises(ModelError, match="as many rows as a mask chooses"):
+        load_program(Where(masked), (torch.randn(4, 2, WIDTH),))
