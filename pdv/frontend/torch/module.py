@@ -256,7 +256,7 @@ class _Finite(TorchFunctionMode):
 
 @contextmanager
 def _values_known(values: KnownValues, guards: Guards) -> Iterator[None]:
-    with unconverted(), solving(), guards, values.in_forward(), _Data(), _Finite():
+    with unconverted(), solving(), guards, guards.of_sizes(), values.in_forward(), _Data(), _Finite():
         yield
 
 

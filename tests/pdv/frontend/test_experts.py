@@ -111,7 +111,53 @@ def masked(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Te
     return out
 
 
-LOOPS: list[Loop] = [added_in_place, one_hot, one_hot_in_place, columns, pairs, switch, masked]
+def left_out(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """Experts that no row chose are left out."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        b, n = torch.where(selected == i)
+        if b.shape[0] == 0:
+            continue
+        found = expert(x[b])
+        found = found * w[b, n, None]
+        out.index_add_(0, b, found)
+    return out
+
+
+def run_if_any(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """The same by a mask."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        mask = (selected == i).any(dim=-1)
+        flat = mask.view(-1)
+        if flat.any():
+            out[mask] += expert(x[flat]) * w[:, 0][mask].unsqueeze(1)
+    return out
+
+
+def run_if_rows(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """The same by the rows."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        mask = selected[:, 0] == i
+        rows = x[mask]
+        if rows.numel() > 0:
+            out[mask] = expert(rows)
+    return out * w[:, :1]
+
+
+LOOPS: list[Loop] = [
+    added_in_place,
+    one_hot,
+    one_hot_in_place,
+    columns,
+    pairs,
+    switch,
+    masked,
+    left_out,
+    run_if_any,
+    run_if_rows,
+]
 
 
 def _read(module: nn.Module, *inputs: Tensor) -> None:
@@ -126,7 +172,7 @@ def test_loops_over_experts(loop: Loop) -> None:
     _read(Mixture(loop), torch.randn(1, 1, WIDTH))  # of which some expert has none
 
 
-@pytest.mark.parametrize("loop", [added_in_place, one_hot, pairs])
+@pytest.mark.parametrize("loop", [added_in_place, one_hot, left_out])
 def test_they_are_cut_and_trained_at_any_batch(loop: Loop) -> None:
     module, x = Mixture(loop), torch.randn(4, 2, WIDTH)
     plan = pdv.optimize(module, (x,), cluster=cluster(2), mesh={"x": 2})
@@ -185,6 +231,60 @@ def test_experts_that_look_at_several_rows_are_refused() -> None:
     normed = Mixture(added_in_place, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
     with pytest.raises(ModelError, match="depends on values"):
         load_program(normed, (x,))
+
+
+def counted(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """What is left out does something else."""
+    out, met = torch.zeros_like(x), 0
+    for i, expert in enumerate(experts):
+        b, n = torch.where(selected == i)
+        if b.shape[0] == 0:
+            continue
+        met = met + 1
+        out.index_add_(0, b, expert(x[b]) * w[b, n, None])
+    return out * met
+
+
+def lost(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """Asked is whether places are other than zero: the first row has none of these."""
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(experts):
+        b, n = torch.where(selected == i)
+        if b.any():
+            out.index_add_(0, b, expert(x[b]) * w[b, n, None])
+    return out
+
+
+def last_found(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """What the last expert gave is used where the next one is not left out."""
+    out, found = torch.zeros_like(x), x.sum()
+    for i, expert in enumerate(experts):
+        b, n = torch.where(selected == i)
+        if b.numel() > 0:
+            out.index_add_(0, b, expert(x[b]) * w[b, n, None] + found)
+            found = x.mean()
+    return out
+
+
+def elsewhere(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """What is put is put into other rows."""
+    out, others = torch.zeros_like(x), torch.arange(2)
+    for i, expert in enumerate(experts):
+        mask = (selected == i).any(-1)
+        if mask.any():
+            out[others] += expert(x[:2]) * w[:2, :1]
+    return out
+
+
+@pytest.mark.parametrize("loop", [counted, lost, last_found, elsewhere])
+def test_parts_that_do_more_than_put_rows_are_not_taken_for_such(loop: Loop) -> None:
+    with pytest.raises(ModelError, match="depends on values"):
+        load_program(Mixture(loop), (torch.randn(4, 2, WIDTH),))
+
+
+def test_a_plan_says_that_experts_left_out_have_gradients() -> None:
+    (note,) = load_program(Mixture(left_out), (torch.randn(4, 2, WIDTH),)).notes
+    assert "gradients of zero" in note
 
 
 def test_places_are_no_output() -> None:

@@ -1,8 +1,9 @@
-"""Checks of values that end in an error, while a module is exported. Entry point: ``Guards``.
+"""Checks of values that end in an error, or spare work on no rows, while a module is exported. Entry point: ``Guards``.
 
 ``if labels.max() >= classes: raise ValueError(…)`` and ``assert (weights > 0).all()`` ask values that tracing has not.
 Of a call that ends well the answer is known all the same: no error is raised. Programs go that way, and check nothing;
-that the module does not raise on the example inputs is seen where it is run itself.
+that the module does not raise on the example inputs is seen where it is run itself. What spares a loop work on no rows
+(``skips``) is asked likewise, of sizes too: programs do that work.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
+
+from pdv.frontend.torch.tracing.skips import skips
 
 _Span = tuple[int, int, int, int]  # line, column, and where it ends: line, column
 _SAID, _LOOKED_AT = 3, 2
@@ -30,19 +35,48 @@ class Guards(TorchFunctionMode):
         super().__init__()
         self.met: dict[str, None] = {}
         """Where such checks stand: ``file.py:7``."""
+        self.skipped: dict[str, None] = {}
+        """Where work on no rows is spared."""
 
     def notes(self) -> tuple[str, ...]:
         """What the program leaves out, in words."""
-        more = ", …" if len(self.met) > _SAID else ""
-        where = ", ".join([*self.met][:_SAID]) + more
-        return (f"Not checked by the program: values by which the module raises an error (at {where})",) * bool(where)
+        told = {
+            "Not checked by the program: values by which the module raises an error": self.met,
+            "Experts that no row chooses have gradients of zero, where the module leaves them out and has none (AdamW "
+            "lets their weights decay)": self.skipped,
+        }
+        places = {what: ", ".join([*met][:_SAID]) + ", …" * (len(met) > _SAID) for what, met in told.items()}
+        return tuple(f"{what} (at {where})" for what, where in places.items() if where)
+
+    @contextmanager
+    def of_sizes(self) -> Iterator[None]:
+        """While this lasts, questions about sizes that depend on values are answered, too."""
+        plain: dict[type, Callable[[Any], bool]] = {one: one.__bool__ for one in (torch.SymBool, torch.SymInt)}
+
+        def answering(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+            def asked(size: Any) -> bool:  # Any: a symbol of torch
+                found = _asking(sys._getframe(1)) if not size.node.has_hint() else None  # noqa: SLF001
+                return self._noted(*found) if found is not None and found[2] else ask(size)
+
+            return asked
+
+        for one, ask in plain.items():
+            one.__bool__ = answering(ask)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for one, ask in plain.items():
+                one.__bool__ = ask  # type: ignore[attr-defined]
+
+    def _noted(self, answer: bool, where: str, spares: bool) -> bool:
+        (self.skipped if spares else self.met)[where] = None
+        return answer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's
         del types
         name: str = getattr(function, "__name__", "")
         if name in ("__bool__", "item") and (found := _asking(sys._getframe(1))) is not None:  # noqa: SLF001
-            answer, where = found
-            self.met[where] = None
+            answer = self._noted(*found)
             return answer if name == "__bool__" else _Number(answer)
         return function(*args, **(kwargs or {}))
 
@@ -67,18 +101,22 @@ class _Number:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _asking(frame: FrameType | None) -> tuple[bool, str] | None:
-    """How the check that asks goes on without an error, and where it stands; None if it is no such check."""
+def _asking(frame: FrameType | None) -> tuple[bool, str, bool] | None:
+    """How the check that asks goes on without an error, where it stands, and whether it spares work on no rows.
+
+    None if it is no such check.
+    """
     while frame is not None and frame.f_code.co_name == "__torch_function__":  # other modes, that of torch.export
         frame = frame.f_back
     if frame is None:
         return None
     name = frame.f_code.co_filename
-    tests = _checks(name, tuple(linecache.getlines(name, frame.f_globals)))
+    raising, spared = _checks(name, tuple(linecache.getlines(name, frame.f_globals)))
+    tests = {**raising, **spared}
     for span in _spans(frame):
         for test, wanted in tests.items():
             if (answer := _answer(test, span, wanted=wanted)) is not None:
-                return answer, f"{PurePath(name).name}:{test.lineno}"
+                return answer, f"{PurePath(name).name}:{test.lineno}", test in spared
     return None
 
 
@@ -113,13 +151,14 @@ def _holds(node: ast.expr, span: _Span) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _checks(name: str, lines: Sequence[str]) -> Mapping[ast.expr, bool]:
-    """Of a file the tests that decide about an error alone, and how each goes where there is none."""
+def _checks(name: str, lines: Sequence[str]) -> tuple[Mapping[ast.expr, bool], Mapping[ast.expr, bool]]:
+    """Of a file the tests that decide about an error alone, or about work on no rows, and how each goes."""
     del name
     try:
-        return dict(_tests(ast.parse("".join(lines))))
+        tree = ast.parse("".join(lines))
+        return dict(_tests(tree)), dict(skips(tree))
     except (SyntaxError, ValueError):  # of a notebook's cell with commands of its own
-        return {}
+        return {}, {}
 
 
 def _tests(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
