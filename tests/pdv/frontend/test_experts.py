@@ -146,6 +146,20 @@ def run_if_rows(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) 
     return out * w[:, :1]
 
 
+def left_out_by_counts(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """As DeepSeek-V3's own code has it."""
+    out = torch.zeros_like(x)
+    indices = selected.view(-1, CHOSEN)
+    counts = torch.bincount(indices.flatten(), minlength=EXPERTS).tolist()
+    for i in range(1, EXPERTS):
+        if counts[i] == 0:
+            continue
+        expert = experts[i]
+        b, n = torch.where(indices == i)
+        out[b] += expert(x[b]) * w[b, n, None]
+    return out
+
+
 LOOPS: list[Loop] = [
     added_in_place,
     one_hot,
@@ -157,6 +171,7 @@ LOOPS: list[Loop] = [
     left_out,
     run_if_any,
     run_if_rows,
+    left_out_by_counts,
 ]
 
 
@@ -276,7 +291,19 @@ def elsewhere(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) ->
     return out
 
 
-@pytest.mark.parametrize("loop", [counted, lost, last_found, elsewhere])
+def capacity(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """Counts are asked for more than whether there are rows."""
+    out, indices = torch.zeros_like(x), selected.view(-1, CHOSEN)
+    counts = torch.bincount(indices.flatten(), minlength=EXPERTS).tolist()
+    for i, expert in enumerate(experts):
+        if counts[i] == 0:
+            continue
+        b, n = torch.where(indices == i)
+        out[b] += expert(x[b]) * w[b, n, None] / counts[i]
+    return out
+
+
+@pytest.mark.parametrize("loop", [capacity, counted, lost, last_found, elsewhere])
 def test_parts_that_do_more_than_put_rows_are_not_taken_for_such(loop: Loop) -> None:
     with pytest.raises(ModelError, match="depends on values"):
         load_program(Mixture(loop), (torch.randn(4, 2, WIDTH),))

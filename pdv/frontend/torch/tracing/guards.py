@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import PurePath
@@ -19,6 +19,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from pdv.frontend.torch.tracing.skips import skips
@@ -50,23 +52,33 @@ class Guards(TorchFunctionMode):
 
     @contextmanager
     def of_sizes(self) -> Iterator[None]:
-        """While this lasts, questions about sizes that depend on values are answered, too."""
-        plain: dict[type, Callable[[Any], bool]] = {one: one.__bool__ for one in (torch.SymBool, torch.SymInt)}
+        """While this lasts, questions about sizes and counts of rows that depend on values are answered, too."""
+        symbols: tuple[Any, ...] = (torch.SymBool, torch.SymInt)  # Any: classes of torch, whose methods are replaced
+        tensors: tuple[Any, ...] = (FunctionalTensor, FakeTensor)
+        before = [one.__bool__ for one in symbols], [one.tolist for one in tensors]
 
-        def answering(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
-            def asked(size: Any) -> bool:  # Any: a symbol of torch
-                found = _asking(sys._getframe(1)) if not size.node.has_hint() else None  # noqa: SLF001
-                return self._noted(*found) if found is not None and found[2] else ask(size)
+        def answering(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:  # Any: of symbols or tensors what they give
+            def asked(x: Any) -> Any:
+                known = isinstance(x, symbols) and x.node.has_hint()
+                found = None if known else _asking(sys._getframe(1))  # noqa: SLF001
+                if found is None or not found[2]:
+                    return ask(x)
+                answer = self._noted(*found)
+                return answer if isinstance(x, symbols) else _Counts()
 
             return asked
 
-        for one, ask in plain.items():
-            one.__bool__ = answering(ask)  # type: ignore[attr-defined]
+        def use(of_symbols: Iterable[Callable[[Any], Any]], of_tensors: Iterable[Callable[[Any], Any]]) -> None:
+            for one, function in zip(symbols, of_symbols, strict=True):
+                one.__bool__ = function
+            for one, function in zip(tensors, of_tensors, strict=True):
+                one.tolist = function
+
+        use(map(answering, before[0]), map(answering, before[1]))
         try:
             yield
         finally:
-            for one, ask in plain.items():
-                one.__bool__ = ask  # type: ignore[attr-defined]
+            use(*before)
 
     def _noted(self, answer: bool, where: str, spares: bool) -> bool:
         (self.skipped if spares else self.met)[where] = None
@@ -79,6 +91,13 @@ class Guards(TorchFunctionMode):
             answer = self._noted(*found)
             return answer if name == "__bool__" else _Number(answer)
         return function(*args, **(kwargs or {}))
+
+
+class _Counts:
+    """How many rows there are of each number, of which all that is asked is whether there are any."""
+
+    def __getitem__(self, number: int) -> int:
+        return 1
 
 
 class _Number:

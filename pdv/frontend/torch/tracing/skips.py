@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 _PLACED = {"index_add_": 1, "index_add": 1, "scatter_add_": 1, "index_copy_": 1, "index_put_": 0, "index_put": 0}
 """Methods that leave all as it is but some rows, and the argument that says which."""
@@ -18,13 +19,32 @@ _TRUTHS = frozenset({"any", "sum"})
 
 
 def skips(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-    """The tests of a file that ask whether there are rows to work on, and how each goes where there are."""
+    """The tests of a file that ask whether there are rows to work on, and how each goes where there are.
+
+    And counts of rows of which such tests alone read (``counts = torch.bincount(selected).tolist()``), as true.
+    """
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
-        for loop in ast.walk(function):
-            if isinstance(loop, ast.For) and not loop.orelse:
-                yield from _of_loop(function, loop)
+        loops = [loop for loop in ast.walk(function) if isinstance(loop, ast.For) and not loop.orelse]
+        found = [one for loop in loops for one in _of_loop(function, loop)]
+        yield from found
+        read = {id(node) for test, _ in found for node in ast.walk(test)}
+        for one in ast.walk(function):
+            if isinstance(one, ast.Assign) and _counts_of(one.value) and (names := _names(one.targets)):
+                loads = [x for x in ast.walk(function) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
+                if all(id(x) in read for x in loads if x.id in names):
+                    yield one.value, True
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Whether something has rows, or (``of_truths``) holds anywhere; of ``number``, if it counts rows by number."""
+
+    name: str
+    answer: bool = True
+    of_truths: bool = False
+    number: str = ""
 
 
 def _of_loop(function: ast.FunctionDef, loop: ast.For) -> Iterator[tuple[ast.expr, bool]]:
@@ -32,19 +52,18 @@ def _of_loop(function: ast.FunctionDef, loop: ast.For) -> Iterator[tuple[ast.exp
         asked = _asked(statement.test) if isinstance(statement, ast.If) and not statement.orelse else None
         if asked is None or not isinstance(statement, ast.If):
             continue
-        subject, of_truths, answer = asked
         leaves = len(statement.body) == 1 and isinstance(statement.body[0], ast.Continue)
         part = loop.body[at + 1 :] if leaves else statement.body
-        if answer is not leaves and _Part(function, loop, part, subject, of_truths=of_truths).does_nothing():
-            yield statement.test, answer
+        if asked.answer is not leaves and _Part(function, loop, part, asked).does_nothing():
+            yield statement.test, asked.answer
 
 
-def _asked(test: ast.expr) -> tuple[str, bool, bool] | None:
-    """Of what a test asks whether it has rows, or (true) holds anywhere, and its answer where that is so."""
+def _asked(test: ast.expr) -> _Asked | None:
+    """What a test asks, with its answer where there are rows."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             found = _asked(inner)
-            return None if found is None else (*found[:2], not found[2])
+            return None if found is None else replace(found, answer=not found.answer)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
             answer = False
         case ast.Compare(left=left, ops=[ast.Gt() | ast.NotEq()], comparators=[ast.Constant(value=0)]):
@@ -52,43 +71,38 @@ def _asked(test: ast.expr) -> tuple[str, bool, bool] | None:
         case _:
             left, answer = test, True
     counted = _counted(left)
-    return None if counted is None else (*counted, answer)
+    return None if counted is None else replace(counted, answer=answer)
 
 
-def _counted(number: ast.expr) -> tuple[str, bool] | None:
-    """Whose size, or (true) number of true elements, it is."""
+def _counted(number: ast.expr) -> _Asked | None:
+    """Whose size, or number of true elements, it is."""
     match number:
         case ast.Call(func=ast.Attribute(value=inner, attr="item"), args=[]):
             return _counted(inner)
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=what), args=[], keywords=[]):
-            return (name, what in _TRUTHS) if what in _TRUTHS | {"numel"} else None
+            return _Asked(name, of_truths=what in _TRUTHS) if what in _TRUTHS | {"numel"} else None
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="size"), args=[ast.Constant(value=0)]):
-            return name, False
+            return _Asked(name)
         case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=0)):
-            return name, False
+            return _Asked(name)
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Name(id=one)):
+            return _Asked(name, number=one)
     return None
 
 
 class _Part:
-    """A part of a loop, and the names of what selects no rows where the ``subject`` of its test has none."""
+    """A part of a loop, and the names of what selects no rows where what is asked has none."""
 
-    def __init__(
-        self, function: ast.FunctionDef, loop: ast.For, part: Sequence[ast.stmt], subject: str, *, of_truths: bool
-    ) -> None:
+    def __init__(self, function: ast.FunctionDef, loop: ast.For, part: Sequence[ast.stmt], asked: _Asked) -> None:
         self._part = part
         shared = any(isinstance(node, ast.Global | ast.Nonlocal) for node in ast.walk(function))
         inside = {id(node) for statement in part for node in ast.walk(statement)}
         names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
         self._read_outside = {x.id for x in names if isinstance(x.ctx, ast.Load) and id(x) not in inside}
         stored = [x.id for x in names if isinstance(x.ctx, ast.Store)]
-        once = {name for name in stored if stored.count(name) == 1}
+        once = {name for name in stored if stored.count(name) == 1} - _written(function)
         assigned = [one for one in ast.walk(loop) if isinstance(one, ast.Assign) and len(one.targets) == 1]
-        values = {name: one.value for one in assigned for name in _names(one.targets) or () if name in once}
-        known = not shared and subject in once and (not of_truths or _is_truth(values.get(subject), values))
-        self._rows = {subject} if known else set()
-        match values.get(subject):
-            case ast.Subscript(value=ast.Name(), slice=ast.Name(id=chosen)) if not of_truths:  # rows = x[chosen]
-                self._rows |= {chosen} & once if known else set()
+        self._rows = set() if shared else _first(function, assigned, asked, once) & once
         for _ in assigned:
             for one in assigned:
                 self._rows |= _related(one, self._rows) & once
@@ -138,6 +152,57 @@ class _Part:
         behind = [part for part in parts if not (isinstance(part, ast.Name) and part.id in self._rows)]
         whole = all(isinstance(x, ast.Slice) and not (x.lower or x.upper or x.step) for x in behind)
         return len(behind) < len(parts) and whole
+
+
+def _first(function: ast.FunctionDef, assigned: Sequence[ast.Assign], asked: _Asked, once: set[str]) -> set[str]:
+    """Names that select no rows where what is asked has none, as the test itself says."""
+    values = {name: one.value for one in assigned for name in _names(one.targets) or () if name in once}
+    if asked.number:
+        counts = [one for one in ast.walk(function) if isinstance(one, ast.Assign) and _counts_of(one.value)]
+        of = {_counts_of(one.value) for one in counts if _names(one.targets) == {asked.name}}
+        if asked.name not in once or asked.number not in once or len(of) != 1 or not of <= once:
+            return set()
+        pair = (next(iter(of)), asked.number)
+        return {name for name, value in values.items() if _compared(value) == pair}
+    value = values.get(asked.name)
+    if asked.name not in once or (asked.of_truths and not _is_truth(value, values)):
+        return set()
+    match value:
+        case ast.Subscript(value=ast.Name(), slice=ast.Name(id=chosen)) if not asked.of_truths:  # rows = x[chosen]
+            return {asked.name, chosen}
+    return {asked.name}
+
+
+def _counts_of(value: ast.expr) -> str:
+    """Of what it counts how often each number is there, as a list; empty if it is none such."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=function, args=[inner]) as counts, attr="tolist")):
+            plain = ast.unparse(function) == "torch.bincount" and all(x.arg == "minlength" for x in counts.keywords)
+            base, places, is_cut = _base(inner)
+            return base if plain and base and not places and not is_cut else ""
+    return ""
+
+
+def _compared(value: ast.expr) -> tuple[str, str] | None:
+    """The names of which it says where the first equals the second."""
+    match value:
+        case ast.Compare(left=ast.Name(id=one), ops=[ast.Eq()], comparators=[ast.Name(id=other)]):
+            return one, other
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=attr), args=[inner]) if attr in _PLACES:
+            return _compared(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _SAME | _PLACES | {"any"}:
+            return _compared(inner)
+    return None
+
+
+def _written(function: ast.FunctionDef) -> set[str]:
+    """Names of what is written into."""
+    found: list[ast.expr] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Subscript | ast.Attribute):
+            named = isinstance(node, ast.Attribute) and node.attr.endswith("_")
+            found += [node.value] * (named or not isinstance(node.ctx, ast.Load))
+    return {node.id for node in found if isinstance(node, ast.Name)}
 
 
 def _names(targets: Sequence[ast.expr]) -> set[str] | None:
