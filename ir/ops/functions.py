@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ir.emission.code import Code, binary, literal
+from ir.dims import Shape
+from ir.emission.code import Code, binary, literal, method
+from ir.emission.code import call as call_of
 from ir.emission.writing import Writing
 from ir.evaluation.einsum import Data
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.memory.layout import Memory
 from ir.memory.local import Local
 from ir.operator import Attrs, Operator
@@ -194,6 +196,39 @@ def _says_leaky(node: Node) -> Said | None:
     return (x,), {"factor": below.attr("factor")}
 
 
+def _says_prelu(node: Node) -> Said | None:
+    """where(x > 0, x, weight x), of one number, or one for each channel."""
+    if node.op.name != "where" or node.operands[2].op.name != "mul" or not node.type.dtype.is_floating:
+        return None
+    asked, x, below = node.operands
+    if asked.op.name != "compare_number" or (asked.attr("relation"), asked.attr("number")) != (">", 0.0):
+        return None
+    weights = [other for other in below.operands if other is not x]
+    if asked.operands[0] is not x or len(weights) != 1 or x.type != node.type:
+        return None
+    (weight,), channels = weights, (x.type.shape[:2] or (0,))[-1]
+    alone = [1] * x.type.rank
+    shapes = [tuple(alone), (1, channels, *alone[2:])]
+    fits = unmoved(weight).is_param and x.type.rank > 1 and weight.type.shape in shapes
+    return ((x, weight), {}) if fits else None
+
+
+def _prelu_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    right = [name if size > 1 else "1" for name, size in zip(names, shapes[1], strict=True)]
+    return f"{' '.join(names)}, {' '.join(right)} -> {' '.join(names)}", {}
+
+
+def _prelu(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    x, weight = operands
+    asked = t.relate("> 0", np.greater, x, t.constant(0.0, (1,) * (len(x.shape) - 1)))
+    return t.where(asked, x, t.mul(x, weight))
+
+
+def _write_prelu(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    return call_of("F.prelu", x[0], method(x[1], "flatten"))
+
+
 def _says_elu(node: Node, *, steep: bool) -> Said | None:
     """relu(x) + factor expm1(within min(x, 0)), where ``within`` is 1, or (``steep``) 1 / factor."""
     if not node.op.adds or node.operands[0].op.name != "relu":
@@ -227,6 +262,16 @@ def _celu(x: Data, factor: float) -> tuple[Data, Callable[[], Data]]:
     return np.where(x > 0, x, factor * (below - 1)), lambda: np.where(x > 0, 1.0, below)
 
 
+prelu = Operator(
+    "prelu",
+    _prelu_loops,
+    "map",
+    saved=(0, 1),
+    evaluate=_prelu,
+    says=_says_prelu,
+    emit=_write_prelu,
+)
+
 OPS = (
     power,
     div,
@@ -235,6 +280,7 @@ OPS = (
     remainder,
     fmod,
     to_integer,
+    prelu,
     _unary("leaky_relu", "F.leaky_relu({0}, {factor})", _leaky_relu, attrs=("factor",), says=_says_leaky),
     _unary("elu", "F.elu({0}, {factor})", _elu, flops=4, attrs=("factor",), says=partial(_says_elu, steep=False)),
     _unary("celu", "F.celu({0}, {factor})", _celu, flops=4, attrs=("factor",), says=partial(_says_elu, steep=True)),

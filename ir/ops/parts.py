@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import Shape
-from ir.emission.code import ATOM, Code, call, method, tuple_of
+from ir.emission.code import ATOM, Code, call, literal, method, tuple_of
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
-from ir.graph import Node
+from ir.graph import Constant, Node
 from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
@@ -244,4 +244,86 @@ pad = Operator(
     fold=lambda x, dim, after: np.pad(x, [(0, after if i == dim else 0) for i in range(x.ndim)]),
 )
 
-OPS = (chunk, slice_, concat, pad)
+
+# ---- What stands around, as programs are written; elsewhere it is joined of constants, one dim after the other ----
+
+Ends = tuple[tuple[int, int, int], ...]
+"""By dim, ascending: how many elements stand before and behind."""
+
+
+def _ends(attrs: Attrs) -> Ends:
+    return cast("Ends", attrs["ends"])
+
+
+def _surrounded_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    wider = {dim: shapes[0][dim] + before + behind for dim, before, behind in _ends(attrs)}
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = [name + "*" if i in wider else name for i, name in enumerate(names)]
+    right = [f"wider{i}*" if i in wider else name for i, name in enumerate(names)]
+    return f"{' '.join(left)} -> {' '.join(right)}", {f"wider{dim}": size for dim, size in wider.items()}
+
+
+def _surround(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    (x,) = operands
+    for dim, *counts in _ends(call.attrs):
+        shapes = [tuple(n if i == dim else size for i, size in enumerate(x.shape[1:])) for n in counts]
+        before, behind = (t.constant(float(call.attrs["number"]), shape) for shape in shapes)
+        x = t.concat([before, x, behind], dim)
+    return x
+
+
+def _tie_ends(node: Node, loops: Loops, ties: Ties) -> None:
+    for dim, before, behind in _ends(node.attrs):
+        more = before + behind
+        ties.follow(loops[f"wider{dim}"], (loops[f"d{dim}"],), lambda size, more=more: size + more, where(node))
+
+
+def _write_surrounded(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
+    counts = {dim: (str(before), str(behind)) for dim, before, behind in _ends(node.attrs)}
+    widths = [width for dim in reversed(range(min(counts), node.type.rank)) for width in counts.get(dim, ("0", "0"))]
+    number = node.attr("number")
+    value = [f"value={literal(number).text}"] if number else []
+    return call("F.pad", operands[0].text, tuple_of(tuple(widths)), *value)
+
+
+def _says_surrounded(node: Node) -> tuple[tuple[Node, ...], Attrs] | None:
+    """One operand of several that are joined, where all others are one number throughout."""
+    if not node.op.joins or not node.type.dtype.is_floating:
+        return None
+    numbers = [_number(operand) for operand in node.operands]
+    own = [place for place, number in enumerate(numbers) if number is None]
+    known = {number for number in numbers if number is not None}
+    if len(own) != 1 or len(known) != 1:
+        return None
+    (place,), (number,), dim = own, known, cast(int, node.attr("dim"))
+    counts = [operand.type.shape[dim] for operand in node.operands]
+    x, ends = node.operands[place], {dim: (sum(counts[:place]), sum(counts[place + 1 :]))}
+    if x.op is surrounded and x.attr("number") == number and dim not in {one[0] for one in _ends(x.attrs)}:
+        ends |= {inner: (before, behind) for inner, before, behind in _ends(x.attrs)}
+        (x,) = x.operands
+    return (x,), {"ends": tuple((each, *ends[each]) for each in sorted(ends)), "number": number}
+
+
+def _number(node: Node) -> float | None:
+    """The number that a constant is throughout, however it is repeated, moved or cut."""
+    while node.op.name in ("expand", "reshape", "permute", "replicate", "partition", "combine"):
+        (node,) = node.operands
+    array = cast("Constant", node.attr("value")).array if node.is_const else None
+    if array is None or not array.size or not (array == array.flat[0]).all():
+        return None
+    return float(array.flat[0])
+
+
+surrounded = Operator(
+    "surrounded",
+    _surrounded_loops,
+    "move",
+    attrs=("ends", "number"),
+    memory=HANDED_ON,
+    ties=_tie_ends,
+    evaluate=_surround,
+    says=_says_surrounded,
+    emit=_write_surrounded,
+)
+
+OPS = (chunk, slice_, concat, pad, surrounded)

@@ -64,8 +64,9 @@ def check_equal(model: nn.Module, module: nn.Module) -> None:
     """Values and gradients, at zero too."""
     values = torch.cat([torch.linspace(-3, 3, 17), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 40.0, -40.0, 1.0])])
     x, y = (values.view(4, 6).clone().requires_grad_() for _ in range(2))
-    torch.testing.assert_close(model(x), module(y))
-    weights = torch.arange(1.0, 25.0).view(4, 6)
+    expected = module(y)
+    torch.testing.assert_close(model(x), expected)
+    weights = torch.arange(1.0, 1.0 + expected.numel()).view_as(expected)
     (model(x) * weights).sum().backward()
     (module(y) * weights).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
@@ -115,6 +116,57 @@ def test_groups_that_are_not_put_together_first_are_normed_in_one_call(
     model = import_package(package).build(device="cpu")
     torch.testing.assert_close(model(x), module(x))
     torch.testing.assert_close(dict(model.full_state_dict()), dict(module.state_dict()))
+
+
+def padded(x: Tensor) -> Tensor:
+    """Two dims at once, a third by another number, and one that is joined of constants by hand."""
+    x = F.pad(F.pad(x.unflatten(1, (2, 3)), (1, 2, 0, 3)), (1, 0), value=-2.0)
+    before, behind = (torch.full((len(x), x.size(1), count), 0.5) for count in (2, 1))
+    return torch.cat([before, x, behind], 2).flatten(1)
+
+
+def joined(x: Tensor) -> Tensor:
+    """What is no padding: two values with zeros between, numbers that differ, and nothing but constants."""
+    x = torch.cat([x, torch.zeros(len(x), 1), 2 * x], 1)
+    x = torch.cat([torch.zeros(len(x), 1), x, torch.ones(len(x), 1)], 1)
+    return torch.cat([torch.tensor([[1.0, 2.0]]).expand(len(x), -1), x], 1)
+
+
+@pytest.mark.parametrize(("function", "pads"), [(padded, 3), (joined, 0)])
+def test_constants_around_a_value_are_its_padding(
+    function: Function, pads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Made(function)
+    model, text = emitted(module, tmp_path, monkeypatch)
+    assert text.count("F.pad(") == pads
+    assert text.count("torch.cat(") == 3 * (not pads)
+    if pads:
+        assert all(said in text for said in ("(1, 2, 0, 3))", "(1, 0), value=-2.0)", "(2, 1), value=0.5)"))
+    check_equal(model, module)
+
+
+class Sloped(nn.Module):
+    """[b, 6] -> [b, 6]: one slope of all, then one for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.each = nn.PReLU(), nn.PReLU(3, 0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.each(self.one(x - 0.25).view(-1, 3, 2)).flatten(1)
+        return out
+
+
+@pytest.mark.parametrize("technique", ["ddp", "zero-3"])
+def test_slopes_that_are_trained(technique: str, tmp_path: Path) -> None:
+    module, x = Sloped(), torch.randn(8, 6)
+    plan = pdv.optimize(module, (x,), cluster=cluster(2), pins={"mesh": {"a": 2}, "techniques": {"a": technique}})
+    package = plan.save(tmp_path / "sloped")
+    assert (package / "model.py").read_text().count("F.prelu(") == 2
+    model = import_package(package).build(device="cpu")
+    check_equal(model, module)
+    for name, grad in model.full_gradients().items():
+        torch.testing.assert_close(grad, dict(module.named_parameters())[name].grad)
 
 
 @pytest.mark.parametrize("name", APART)
