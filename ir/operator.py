@@ -115,6 +115,7 @@ class Operator:
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
         takes_vectors: True if torch's function takes the vectors of channels as such that it reads as [c, 1, 1].
+        lays_out: True of what has its operand lie in rows, and changes nothing else.
         statistics: of a norm whose first operand is normed by the others: the operators whose results these are where
             torch's function takes them too.
         result_name: what programs call its result where nothing else names it.
@@ -168,6 +169,7 @@ class Operator:
     is_activation: bool = False
     bias_rank: int = 0
     takes_vectors: bool = False
+    lays_out: bool = False
     statistics: tuple[Operator, ...] = ()
     result_name: str = ""
     constant_name: str = ""
@@ -179,6 +181,11 @@ class Operator:
     def differentiates(self, place: int) -> bool:
         """Whether an operand (by number) receives a gradient, if it is of a floating type."""
         return self.differentiable is None or place in self.differentiable
+
+    @property
+    def only_written(self) -> bool:
+        """True of one that programs have as they are written, and nothing else: no price of it is asked."""
+        return self.lays_out or self.says is not None
 
     @property
     def is_dense(self) -> bool:

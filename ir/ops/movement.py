@@ -238,6 +238,7 @@ row_major = Operator(
     "... -> ...",
     "move",
     linear=_FIRST,
+    lays_out=True,
     evaluate=lambda t, x, c: x[0],
     emit="{0}.contiguous()",
     fold=lambda x: x,

@@ -17,9 +17,10 @@ from ir.operator import Operator
 
 def can_call(op: Operator) -> bool:
     """Whether an operator is a call, or a view; not where it draws, for its call asks a module whether it trains, nor
-    where it is any other library's function.
+    where it is any other library's function, or in texts alone.
     """
-    return op.kind != "parallel" and bool(op.emit) and not op.draws and not op.is_foreign
+    is_own = not (op.draws or op.is_foreign or op.only_written)
+    return op.kind != "parallel" and bool(op.emit) and is_own
 
 
 def call_of(node: Node) -> Callable[..., Any]:  # Any: tensors, or what traces them
