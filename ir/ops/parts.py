@@ -319,6 +319,7 @@ surrounded = Operator(
     _surrounded_loops,
     "move",
     attrs=("ends", "number"),
+    flops_per_point=0,  # its loops are of both sizes, and their product nothing
     memory=HANDED_ON,
     ties=_tie_ends,
     evaluate=_surround,

@@ -57,6 +57,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "start": lambda rng, values: rng.choice((0, 1, 2)),
     "stop": lambda rng, values: rng.choice((2, 3, 4)),
     "after": lambda rng, values: rng.choice((1, 3)),
+    "ends": lambda rng, values: rng.choice((((0, 1, 1),), ((1, 0, 2),), ((0, 2, 0), (1, 1, 2)))),
     "keepdim": lambda rng, values: rng.random() < 0.5,
     "stride": _pair((1, 1), (2, 1), (2, 2)),
     "padding": _pair((0, 0), (1, 1), (0, 1)),
