@@ -190,6 +190,12 @@ class Graph:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
+def is_column(param: Node) -> bool:
+    """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
+    shape = param.type.shape
+    return len(shape) == 3 and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)
+
+
 def unmoved(node: Node) -> Node:
     """The value at the root of a chain of parallel operators."""
     while node.op.kind == "parallel":

@@ -79,12 +79,6 @@ def trained_sources_of(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for param in graph.params if param.attr("trainable") for s in sources_of(param)))
 
 
-def is_column(param: Node) -> bool:
-    """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
-    shape = param.type.shape
-    return len(shape) == 3 and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)
-
-
 def rest_of_view(reading: Reading, base: Base) -> View:
     """How the base is read."""
     return reading.view[base.steps :]

@@ -184,27 +184,28 @@ _CLOSE = 1e-6  # of factors that a frontend rounded to float32
 Said = tuple[tuple[Node, ...], Attrs]
 
 
-def _says_leaky(node: Node) -> Said | None:
-    """where(x > 0, x, factor x); at zero x >= 0 would have another gradient."""
+def _by_sign(node: Node) -> tuple[Node, Node] | None:
+    """x and y of where(x > 0, x, y); at zero x >= 0 would have another gradient."""
     if node.op.name != "where" or not node.type.dtype.is_floating:
         return None
     asked, x, below = node.operands
     if asked.op.name != "compare_number" or (asked.attr("relation"), asked.attr("number")) != (">", 0.0):
         return None
-    if below.op.name != "scale" or not asked.operands[0] is below.operands[0] is x:
-        return None
-    return (x,), {"factor": below.attr("factor")}
+    return (x, below) if asked.operands[0] is x else None
+
+
+def _says_leaky(node: Node) -> Said | None:
+    """where(x > 0, x, factor x)"""
+    x, below = _by_sign(node) or (node, node)
+    fits = below.op.name == "scale" and below.operands[0] is x
+    return ((x,), {"factor": below.attr("factor")}) if fits else None
 
 
 def _says_prelu(node: Node) -> Said | None:
     """where(x > 0, x, weight x), of one number, or one for each channel."""
-    if node.op.name != "where" or node.operands[2].op.name != "mul" or not node.type.dtype.is_floating:
-        return None
-    asked, x, below = node.operands
-    if asked.op.name != "compare_number" or (asked.attr("relation"), asked.attr("number")) != (">", 0.0):
-        return None
+    x, below = _by_sign(node) or (node, node)
     weights = [other for other in below.operands if other is not x]
-    if asked.operands[0] is not x or len(weights) != 1 or x.type != node.type:
+    if x is below or below.op.name != "mul" or len(weights) != 1 or x.type != node.type:
         return None
     (weight,), channels = weights, (x.type.shape[:2] or (0,))[-1]
     alone = [1] * x.type.rank

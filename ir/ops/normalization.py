@@ -12,7 +12,7 @@ from ir.dims import Shape
 from ir.emission.code import Code, call, tuple_of
 from ir.emission.writing import Writing
 from ir.evaluation.einsum import Data
-from ir.graph import Node, unmoved
+from ir.graph import Node, is_column, unmoved
 from ir.memory.layout import Memory
 from ir.memory.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
@@ -125,8 +125,11 @@ def _standardize(eps: float, x: Data) -> tuple[Data, Callable[[Data], Data]]:
 
 def _layer_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     x, *affine = operands
-    y = t.row(Known(f"layer_norm:{call.attrs['eps']}", partial(_standardize, call.attrs["eps"])), x)
-    return _affine(t, y, affine, len(call.loops.operands[0]))
+    return _affine(t, _normed(t, x, call), affine, len(call.loops.operands[0]))
+
+
+def _normed(t: Tape, rows: Any, call: Call) -> Any:  # Any: arrays of the tape's field
+    return t.row(Known(f"layer_norm:{call.attrs['eps']}", partial(_standardize, call.attrs["eps"])), rows)
 
 
 def _unit_rms(eps: float, x: Data) -> tuple[Data, Callable[[Data], Data]]:
@@ -198,8 +201,7 @@ rms_norm = Operator(
 def _group_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     x, *affine = operands
     rows = t.reshape(x, (x.shape[1], call.loops.extents["g"], -1))
-    y = t.row(Known(f"layer_norm:{call.attrs['eps']}", partial(_standardize, call.attrs["eps"])), rows)
-    y = t.reshape(y, x.shape[1:])
+    y = t.reshape(_normed(t, rows, call), x.shape[1:])
     for apply, vector in zip((t.mul, t.add), affine, strict=True):
         y = apply(y, t.reshape(vector, (1, *vector.shape[1:])))
     return y
@@ -223,15 +225,10 @@ def _says_group_norm(node: Node) -> tuple[tuple[Node, ...], Attrs] | None:
     (x,) = grouped.operands
     batch, channels, *_ = x.type.shape
     fits = x.type == normed.type == node.type and grouped.type.rank == 3 and grouped.type.shape[0] == batch
-    if not (fits and all(map(_is_vector, (weight, bias))) and channels % grouped.type.shape[1] == 0):
+    are_vectors = all(one.is_param and is_column(one) for one in map(unmoved, (weight, bias)))
+    if not (fits and are_vectors and channels % grouped.type.shape[1] == 0):
         return None
     return (x, weight, bias), {"groups": grouped.type.shape[1], "eps": rows.attr("eps")}
-
-
-def _is_vector(node: Node) -> bool:
-    """Whether it is a parameter of channels, stored as a vector."""
-    param, shape = unmoved(node), node.type.shape
-    return param.is_param and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)
 
 
 def _keep_groups(node: Node, loops: Loops, ties: Ties) -> None:

@@ -18,6 +18,8 @@ from ir.scaling.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, 
 from ir.tape import Call, Tape
 
 _FIRST = (frozenset({0}),)
+Ends = tuple[tuple[int, int, int], ...]
+"""By dim, ascending: how many elements stand before and behind."""
 
 
 def _ints(value: object) -> tuple[int, ...]:
@@ -226,8 +228,13 @@ def _tie_padding(node: Node, loops: Loops, ties: Ties) -> None:
 
 
 def _write_pad(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
-    behind = node.type.rank - 1 - node.attr("dim")
-    return call("F.pad", operands[0].text, tuple_of(("0", "0") * behind + ("0", str(node.attr("after")))))
+    return _padded(node, operands[0], ((node.attr("dim"), 0, node.attr("after")),))
+
+
+def _padded(node: Node, x: Code, ends: Ends, *value: str) -> Code:
+    counts = {dim: (str(before), str(behind)) for dim, before, behind in ends}
+    widths = [width for dim in reversed(range(min(counts), node.type.rank)) for width in counts.get(dim, ("0", "0"))]
+    return call("F.pad", x.text, tuple_of(tuple(widths)), *value)
 
 
 pad = Operator(
@@ -246,9 +253,6 @@ pad = Operator(
 
 
 # ---- What stands around, as programs are written; elsewhere it is joined of constants, one dim after the other ----
-
-Ends = tuple[tuple[int, int, int], ...]
-"""By dim, ascending: how many elements stand before and behind."""
 
 
 def _ends(attrs: Attrs) -> Ends:
@@ -279,11 +283,8 @@ def _tie_ends(node: Node, loops: Loops, ties: Ties) -> None:
 
 
 def _write_surrounded(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
-    counts = {dim: (str(before), str(behind)) for dim, before, behind in _ends(node.attrs)}
-    widths = [width for dim in reversed(range(min(counts), node.type.rank)) for width in counts.get(dim, ("0", "0"))]
     number = node.attr("number")
-    value = [f"value={literal(number).text}"] if number else []
-    return call("F.pad", operands[0].text, tuple_of(tuple(widths)), *value)
+    return _padded(node, operands[0], _ends(node.attrs), *([f"value={literal(number).text}"] if number else []))
 
 
 def _says_surrounded(node: Node) -> tuple[tuple[Node, ...], Attrs] | None:

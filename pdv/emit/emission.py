@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from ir.dims import Shape
-from ir.graph import Constant, Graph, Node, View
+from ir.graph import Constant, Graph, Node, View, is_column
 from ir.mesh import Mesh
 from ir.types import DType
-from ir.views import is_column, readings, shape_after, shape_before_step
+from ir.views import readings, shape_after, shape_before_step
 from pdv.emit.analysis.constants import STORED, constant_names
 from pdv.emit.analysis.fold import fold, value_of
 from pdv.emit.analysis.leaves import Reading

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ir.dims import Shape
 from ir.errors import PdvError, WeightsError
-from ir.graph import Node
-from ir.views import is_column, readings, shape_before
+from ir.graph import Node, is_column
+from ir.views import readings, shape_before
 from pdv.emit.analysis.fold import value_of
 from pdv.emit.package import emission_of
 from pdv.emit.templates.stored import HeldSlice

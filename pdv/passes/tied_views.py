@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from ir.builder import Builder
 from ir.dims import Shape
-from ir.graph import Graph, Node, View, param_view
+from ir.graph import Graph, Node, View, is_column, param_view
 from ir.types import TensorType
-from ir.views import Reading, box, common_steps, is_column, overlap, readings, shape_before, sources_of, view_calls
+from ir.views import Reading, box, common_steps, overlap, readings, shape_before, sources_of, view_calls
 
 
 def untangle(graph: Graph, stored: Mapping[str, Shape]) -> Graph:

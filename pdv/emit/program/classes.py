@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.emission.code import Code, call
-from ir.graph import Node, View, param_view
+from ir.graph import Node, View, is_column, param_view
 from ir.mesh import JOINT, Mesh
 from ir.ops.parts import table_below
 from ir.sharding import Shard, parse_sharding
-from ir.views import is_column, readings, sources_of
+from ir.views import readings, sources_of
 from pdv.emit.analysis.fold import FOLDED
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ir.graph import Node
-from ir.views import is_column
+from ir.graph import Node, is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.norms import Tracking, tracking
 from pdv.emit.analysis.outline import BlockRun, Item

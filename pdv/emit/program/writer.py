@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir.emission.code import Code, call, method
-from ir.graph import Node
-from ir.views import is_column
+from ir.graph import Node, is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting

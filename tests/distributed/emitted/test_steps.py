@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,6 +160,14 @@ def handed_out(path: Path) -> None:
     _refuse("steps-apart", lambda: model.save_safetensors(path.parent / "out"))
 
 
+def _told_of_parts(model: Any) -> int:  # Any: an emitted module
+    """How often it is told that ranks' parts are of different steps."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.check_in_sync()
+    return sum("parts-apart" in str(each.message) for each in told)
+
+
 def restored(path: Path) -> None:
     """Weights of an earlier step, which a rank alone takes back, of which no weight that both hold tells; then all."""
     model = classifier(path, DATA)
@@ -170,19 +179,13 @@ def restored(path: Path) -> None:
     for takes_back, warned in ((dist.get_rank() == 1, 1), (False, 0), (True, 0)):
         if takes_back:
             model.load_state_dict(kept)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            model.check_in_sync()
-        assert sum("parts-apart" in str(each.message) for each in told) == warned
+        assert _told_of_parts(model) == warned
         _steps(model, optimizer, 1)
     state = optimizer.state_dict()
     for loads, warned in ((dist.get_rank() == 1, 1), (True, 0)):
         if loads:
             optimizer.load_state_dict(state)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            model.check_in_sync()
-        assert sum("parts-apart" in str(each.message) for each in told) == warned
+        assert _told_of_parts(model) == warned
 
 
 def frozen(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from benchmarks.measured.parity import load_package
 from ir.builder import Builder
@@ -14,6 +15,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
 from pdv.emit.package import emit_package
+from pdv.frontend import load_program
 from pdv.frontend.program import Array, Weights
 
 F32 = DType.F32
@@ -71,6 +73,14 @@ def emitted(graph: Graph, mesh: Mesh, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     emit_package(graph, mesh, {"source": {"name": graph.name}}, random_weights(graph), folder)
     return (folder / "model.py").read_text(encoding="utf-8")
+
+
+def of_module(module: nn.Module, x: Tensor, folder: Path) -> tuple[Any, str]:  # Any: an emitted module
+    """The package of a module for one device, built, and its text."""
+    program = load_program(module, (x,))
+    folder.mkdir()
+    emit_package(program.graph, Mesh.of(), {"mode": "train"}, program.weights, folder)
+    return build(folder), (folder / "model.py").read_text()
 
 
 def cut_batch(graph: Graph, *, whole: bool = False, axis: str = "dp") -> Graph:

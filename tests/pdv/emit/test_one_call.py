@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import pdv
-from ir.mesh import Mesh
-from pdv.emit.package import emit_package
-from pdv.frontend import load_program
 from pdv.plan.package import import_package
+from tests.pdv.emit.graphs import of_module
 from tests.pdv.worlds import cluster
 
 Function = Callable[[Tensor], Tensor]
@@ -50,16 +47,6 @@ class Made(nn.Module):
         return self.function(x * self.weight)
 
 
-def emitted(module: nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, str]:
-    """The package of a module, built, and its text."""
-    program = load_program(module, (torch.randn(4, 6),))
-    package = folder / f"one_call_{abs(hash(str(folder)))}"
-    package.mkdir()
-    emit_package(program.graph, Mesh.of(), {"mode": "train"}, program.weights, package)
-    monkeypatch.syspath_prepend(str(folder))
-    return importlib.import_module(package.name).build(device="cpu"), (package / "model.py").read_text()
-
-
 def check_equal(model: nn.Module, module: nn.Module) -> None:
     """Values and gradients, at zero too."""
     values = torch.cat([torch.linspace(-3, 3, 17), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 40.0, -40.0, 1.0])])
@@ -73,10 +60,10 @@ def check_equal(model: nn.Module, module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", IN_ONE)
-def test_it_is_one_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_one_call(name: str, tmp_path: Path) -> None:
     function, said = IN_ONE[name]
     module = Made(function)
-    model, text = emitted(module, tmp_path, monkeypatch)
+    model, text = of_module(module, torch.randn(4, 6), tmp_path / "written")
     assert said in text.replace("x * local(self.weight)", "x")
     check_equal(model, module)
 
@@ -137,7 +124,7 @@ def test_constants_around_a_value_are_its_padding(
     function: Function, pads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = Made(function)
-    model, text = emitted(module, tmp_path, monkeypatch)
+    model, text = of_module(module, torch.randn(4, 6), tmp_path / "written")
     assert text.count("F.pad(") == pads
     assert text.count("torch.cat(") == 3 * (not pads)
     if pads:
@@ -170,8 +157,8 @@ def test_slopes_that_are_trained(technique: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", APART)
-def test_what_is_another_function_is_left(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_another_function_is_left(name: str, tmp_path: Path) -> None:
     module = Made(APART[name])
-    model, text = emitted(module, tmp_path, monkeypatch)
+    model, text = of_module(module, torch.randn(4, 6), tmp_path / "written")
     assert not any(call in text for call in ("leaky_relu", "F.elu", "F.celu"))
     check_equal(model, module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.profiler import ProfilerActivity, profile
 
-from ir.mesh import Mesh
-from pdv.emit.package import emit_package
-from pdv.frontend import load_program
+from tests.pdv.emit.graphs import of_module
 
 LAID_OUT = ".contiguous()"
 
@@ -65,16 +62,6 @@ class Heads(Patches):
         return out
 
 
-def emitted(module: nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, str]:
-    """The package of a module, built, and its text."""
-    program = load_program(module, (torch.randn(4, 3, 16, 16),))
-    package = folder / f"rows_{type(module).__name__.lower()}"
-    package.mkdir()
-    emit_package(program.graph, Mesh.of(), {"mode": "train"}, program.weights, package)
-    monkeypatch.syspath_prepend(str(folder))
-    return importlib.import_module(package.name).build(device="cpu"), (package / "model.py").read_text()
-
-
 def copies(model: nn.Module, x: Tensor) -> int:
     """How often a step copies, kernels' own copies of what they read among them."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -82,10 +69,10 @@ def copies(model: nn.Module, x: Tensor) -> int:
     return sum(event.count for event in seen.key_averages() if event.key == "aten::copy_")
 
 
-def test_patches_are_laid_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_are_laid_out_once(tmp_path: Path) -> None:
     source, by_hand = Patches(), Patches(rows=True)
     by_hand.load_state_dict(source.state_dict())
-    model, text = emitted(source, tmp_path, monkeypatch)
+    model, text = of_module(source, torch.randn(4, 3, 16, 16), tmp_path / "written")
     assert text.count(LAID_OUT) == 1
     x = torch.randn(4, 3, 16, 16)
     assert torch.allclose(model(x), source(x), atol=1e-6)
@@ -98,7 +85,7 @@ def test_what_is_read_as_it_lies_is_left(
     module: type[Patches], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = module()
-    model, text = emitted(source, tmp_path, monkeypatch)
+    model, text = of_module(source, torch.randn(4, 3, 16, 16), tmp_path / "written")
     assert LAID_OUT not in text
     x = torch.randn(4, 3, 16, 16)
     assert torch.allclose(model(x), source(x), atol=1e-5)
