@@ -35,8 +35,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _OF_TEMPLATES = f"{__package__}.templates"  # as those in folders of theirs import the others
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
-    "checkpoints", "compiled", "dtensors", "exits", "launched", "meetings", "moved", "named", "refused", "scaled",
-    "states", "steps",
+    "buckets", "checkpoints", "compiled", "dtensors", "exits", "launched", "meetings", "moved", "named", "refused",
+    "scaled", "states", "steps",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.

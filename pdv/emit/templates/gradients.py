@@ -24,11 +24,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .kernels.buckets import Bucket, Triggers
 from .kernels.compiled import ready
 from .kernels.scaled import Scaling
-from .parallel import Axis, all_reduce_steps, replicate
+from .parallel import Axis, replicate
 from .rounding import DeviceCopy, Rounding, Versions, note
-from .stored import join_flat, local_piece, placed_as
+from .stored import local_piece, placed_as
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -57,6 +58,7 @@ class Leaf:
     """A tensor in the memory of a parameter, or a device's copy of it, and over which axes its gradient is summed.
 
     rests: in the memory of the parameter. key: of the buckets that it goes into; num_bytes: of its gradient.
+    hooks: what autograd calls once it has its gradient: ``calls``, or nothing.
     """
 
     tensor: Tensor
@@ -64,6 +66,8 @@ class Leaf:
     axes: tuple[Axis, ...]
     rests: Tensor
     in_bucket: bool = False
+    hooks: dict[int, Callable[[Tensor], None]] = field(default_factory=dict)
+    calls: Mapping[int, Callable[[Tensor], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # once: in backward, what a CPU reads has left its caches
         self.key = (*(axis.name for axis in self.axes), self.rests.dtype, self.tensor.device)
@@ -140,35 +144,6 @@ class Leaves:
         return type(None), ()
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Contributions of one type, to be summed over the same axes."""
-
-    leaves: list[Leaf] = field(default_factory=list)
-    num_bytes: int = 0
-    flat: Tensor | None = None
-    steps: Iterator[bool] = field(default_factory=lambda: iter(()))
-    is_quick: bool = False  # whether what it waits for now is soon done, and more has to be started then
-
-    def start(self, flats: list[Tensor]) -> None:
-        """Start to sum what the leaves hold, which they give away; see ``join_flat``."""
-        self.flat = join_flat([leaf.take().reshape(-1) for leaf in self.leaves], flats)
-        self.steps = all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])
-        self.advance()
-
-    def advance(self) -> bool:
-        """Wait for the collective that runs, and start the next; False if there is none."""
-        self.is_quick = bool(quick := next(self.steps, None))
-        return quick is not None
-
-    def pieces(self) -> Iterator[tuple[Leaf, Tensor]]:
-        """The sum for each leaf, as a view."""
-        assert self.flat is not None, "started"
-        parts = torch.split(self.flat, [leaf.tensor.numel() for leaf in self.leaves])
-        for leaf, part in zip(self.leaves, parts, strict=True):
-            yield leaf, part.view(leaf.tensor.shape)
-
-
 class Kept(Protocol):
     """Parameters that a step keeps whole, whose gradients are added up so and sent behind its last micro-batch."""
 
@@ -211,7 +186,7 @@ class GradientSums:
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
-        self.kept, self.scaling = list[Kept](), Scaling()
+        self.kept, self.scaling, self._triggers = list[Kept](), Scaling(), Triggers()
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
@@ -225,6 +200,8 @@ class GradientSums:
             leaf.tensor.grad_dtype = rests.dtype
         hook = partial(_receive, ref(self), ref(leaf))  # Python's collector does not see into what a hook holds
         leaf.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        leaf.hooks = leaf.tensor._post_accumulate_grad_hooks  # noqa: SLF001
+        leaf.calls = dict(leaf.hooks)
         self._leaves.append(leaf)
         return leaf
 
@@ -236,6 +213,22 @@ class GradientSums:
             yield
         finally:
             self._holds -= 1
+
+    @contextmanager
+    def only_pass(self) -> Iterator[None]:
+        """Context of the one backward pass of a step; every ``parameter.grad`` is final behind it."""
+        adds_up = bool(self.kept or self._holds) or self.is_waiting
+        if adds_up:
+            yield
+            return
+        try:
+            with self._triggers.of_pass(self._leaves):
+                yield
+                if self.is_waiting:  # of what gave gradients nothing called back
+                    self.end()
+        except BaseException:
+            self.drop()
+            raise
 
     @contextmanager
     def complete(self, parameters: Iterable[Tensor]) -> Iterator[None]:
@@ -303,6 +296,7 @@ class GradientSums:
             unit.send()
         self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
+        self._triggers.note(waiting, is_full=False)
         self._start_all(waiting)
         done, self._running = self._running, []
         going = done
@@ -324,7 +318,8 @@ class GradientSums:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
         self.wait_for_end()
         if self.is_last(leaf.parameter):
-            self._put(leaf)
+            for one in (*self._triggers.before(leaf), leaf):
+                self._put(one)
 
     def wait_for_end(self) -> None:
         """Have all that waits summed at the end of this backward pass, unless it is held, or dropped if it fails."""
@@ -346,13 +341,14 @@ class GradientSums:
 
     def _put(self, leaf: Leaf) -> None:
         """Into the bucket of its axes, if it has any."""
-        if not leaf.axes or leaf.in_bucket:
+        if not leaf.axes or leaf.in_bucket or leaf.tensor.grad is None:
             return
         bucket = self._filling.get(leaf.key) or self._filling.setdefault(leaf.key, Bucket())
         bucket.leaves.append(leaf)
         bucket.num_bytes += leaf.num_bytes
         leaf.in_bucket = True
         if bucket.num_bytes >= self.bucket_bytes:
+            self._triggers.note(bucket.leaves, is_full=True)
             self._start(self._filling.pop(leaf.key))
 
     def _start_all(self, leaves: Sequence[Leaf]) -> None:

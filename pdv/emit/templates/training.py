@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
 from inspect import signature
@@ -37,7 +37,7 @@ from .parallel import Axis, combine, partition
 from .stored import Held, Weights, cut_over, local_piece
 
 if TYPE_CHECKING:
-    from .runtime import ParallelModule
+    from .runtime import Mesh, ParallelModule
 
 Batch = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Target = Batch | None
@@ -181,7 +181,9 @@ def train_step(
         own = wanted if rows == "local" else shard_batch(wanted, batch_axes)
         weigh = begin_weight(loss_fn, own, batch_axes, reduction)
         share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh)
-        share.backward()  # type: ignore[no-untyped-call]
+        mesh: Mesh | None = getattr(model, "mesh", None)
+        with nullcontext() if mesh is None else mesh.sums.only_pass():
+            share.backward()  # type: ignore[no-untyped-call]
     try:
         return whole()
     except Exception:  # of a loss, on some rank: the others' gradients are of another batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def checkpointed(model: Mixed) -> None:
         check(model, 1)
 
 
-def broken_off(model: Mixed) -> None:
+def broken_off(model: Mixed, of_step: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
     """A pass that fails leaves nothing behind, though an optimizer's ``zero_grad`` knows of no leaves."""
 
     def fail(grad: Tensor) -> None:
@@ -215,7 +215,7 @@ def broken_off(model: Mixed) -> None:
     for held in (False, True):
         output = model(torch.ones(ROWS, WIDTH, dtype=torch.float64))
         handle = hidden.register_hook(fail)  # type: ignore[no-untyped-call]
-        with model.no_sync() if held else nullcontext(), pytest.raises(OSError):  # of no text
+        with pytest.raises(OSError), model.no_sync() if held else of_step():  # of no text
             torch.autograd.backward(reduce(output.sum(), model.both))
         handle.remove()
         optimizer.zero_grad()
@@ -237,15 +237,65 @@ def exchanged(model: Mixed) -> None:
     assert copied.leaves is None
 
 
+def in_steps(model: Mixed) -> None:
+    """In steps few leaves call back, once one was like that before; whatever a pass does, nothing is left out."""
+    assert called_back(model, 0, 0, 1, 1, 2, 1)[1:] == [FEW, FEW, MANY, FEW, MANY]
+    frozen_later(model)
+    assert called_back(model, 0, 0, 0) == [FEW, MANY, FEW]
+    model.frozen.requires_grad_(True)
+    assert called_back(model, 0, 0, 0) == [FEW, MANY, FEW]
+    model.frozen.requires_grad_(False)
+    for model.checkpointed in (True, False, None):
+        called_back(model, 1, 1, 1, 3)
+    broken_off(model, model.mesh.sums.only_pass)
+    assert called_back(model, 1, 1) == [FEW, FEW]
+    held_back(model)
+    backward(model, 1)  # no step: all call back
+    check(model, 1)
+    assert called_back(model, 1) == [FEW]
+    with model.no_sync():
+        backward(model, 1)
+    with model.mesh.sums.only_pass():  # of more than one pass
+        backward(model, 0)
+    check(model, 1, 0)
+    local(model.third, model.dp)  # a leaf more
+    assert called_back(model, 1, 1) == [MANY, FEW]
+
+
+FEW, MANY = True, False
+
+
+def called_back(model: Mixed, *seeds: int) -> list[bool]:
+    """Of a step for each seed, checked: whether fewer leaves called back than have gradients."""
+    sums, found = model.mesh.sums, []
+    for seed in seeds:
+        calls: list[object] = []
+
+        def receive(leaf: Any, calls: list[object] = calls) -> None:
+            calls.append(leaf)
+            type(sums).receive(sums, leaf)
+
+        sums.receive = receive  # type: ignore[method-assign]
+        with sums.only_pass():
+            backward(model, seed)
+        del sums.receive
+        trained = sum(parameter.grad is not None for parameter in model.parameters())
+        assert not sums.is_waiting
+        check(model, seed)
+        found.append(len(calls) < trained)
+    return found
+
+
 CASES: tuple[Callable[[Mixed], None], ...] = (
     once, added_up, added_to_zeros, held_back, summed_early, frozen_later, hooked, checkpointed, broken_off, exchanged,
+    in_steps,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
 CONFIGURATIONS: tuple[
     tuple[float, dict[str, tuple[int, ...]], tuple[str, ...], tuple[Callable[[Mixed], None], ...]], ...
 ] = (
     (1e-4, {}, ("dp_tp", "tp"), (once, held_back)),
-    (25, {}, (), (once,)),
+    (25, {}, (), (once, in_steps)),
     (2e-3, LEVELS, (), CASES),
     (2e-3, LEVELS, ("dp", "dp_tp"), (once,)),
 )
