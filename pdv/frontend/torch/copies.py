@@ -1,5 +1,5 @@
 """Copies of modules that read nothing of what they are copies of. Entry points: ``copy_with``; for export,
-``prepared_copy``; ``take_apart``.
+``prepared_copy``, ``distinct_inputs`` and ``check_inputs_apart``; ``take_apart``.
 
 Python's ``deepcopy`` takes functions as they are: a hook, or a ``lambda`` that is an attribute, in whose closure a
 module lies would go on reading that module, and what a copy trains would not be what its function reads.
@@ -15,8 +15,10 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ir.errors import ModelError
 from pdv.frontend.torch.draws import say_drop_paths
 
 
@@ -54,6 +56,45 @@ def prepared_copy(module: nn.Module) -> nn.Module:
         if getattr(config, "use_cache", False) is True:
             config.use_cache = False
     return own
+
+
+def distinct_inputs(module: nn.Module, inputs: Any) -> Any:  # Any: a tree of what a forward takes
+    """The same values, each tensor an object of its own, and none of the module's.
+
+    torch.export knows inputs by the tensors that they are: of one tensor that is passed twice (``labels`` that are the
+    ``ids``) its program reads the last place alone, and of one that is the module's none.
+    """
+    taken = {id(held) for held in (*module.parameters(), *module.buffers())}
+
+    def own(value: Any) -> Any:  # Any: arguments need not be tensors
+        if isinstance(value, Tensor) and id(value) in taken:
+            value = value.detach().clone().requires_grad_(value.requires_grad)
+        taken.add(id(value))
+        return value
+
+    return tree_map(own, inputs)
+
+
+def check_inputs_apart(program: ExportedProgram) -> None:
+    """No input is unread because the program was exported with one tensor in its place and in another's.
+
+    Raises:
+        ModelError: naming one that is.
+    """
+    given = tree_leaves(program.example_inputs)
+    names = program.graph_signature.user_inputs
+    if len(given) != len(names):
+        return
+    unread = {node.name for node in program.graph.nodes if node.op == "placeholder" and not node.users}
+    for name, value in zip(names, given, strict=True):
+        twins = [other for other, its in zip(names, given, strict=True) if its is value and other != name]
+        if isinstance(value, Tensor) and name in unread and twins:
+            raise ModelError(
+                f"the exported program reads {', '.join(map(str, twins))} in the place of {name}: it was exported with "
+                "one tensor as both, which torch.export does not tell apart",
+                "Another tensor for each input",
+                "Export it again with a clone() of that tensor for each",
+            )
 
 
 def take_apart(module: nn.Module) -> None:

@@ -26,7 +26,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from pdv.frontend.program import BATCH, OpenSize, Program, size_name
-from pdv.frontend.torch.copies import prepared_copy
+from pdv.frontend.torch.copies import check_inputs_apart, distinct_inputs, prepared_copy
 from pdv.frontend.torch.draws import DRAWING, drawing_of
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
@@ -62,6 +62,7 @@ def load_module_or_export(
     """
     module, found = model, dict[str, NamedDims]()
     if isinstance(model, ExportedProgram):
+        check_inputs_apart(model)
         found = open_dims(model)
         if not found:
             return _static(model, example_inputs, batch, dims)
@@ -143,7 +144,7 @@ def export_module(
             "Call it once on such inputs before it is planned",
         )
     check_norms(module)
-    args, kwargs = call_arguments(example_inputs)
+    args, kwargs = distinct_inputs(module, call_arguments(example_inputs))
     own = prepared_copy(module)
     try:
         program = _export(own, args, kwargs, dynamic_shapes, strict=False)
