@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.proof.depth import shorten
 from pdv.check.compare import TOLERANCE
+from pdv.check.edits.beside import check_edits
 from pdv.check.fewer import renumber
 from pdv.check.imports import Texts
 from pdv.check.reference import NotFiniteError
@@ -102,11 +104,32 @@ def check_text(
         return Checked(False, 0, found, 0.0, time.perf_counter() - started, train)
     pair, small_model = found
     try:
-        error = run(pair, Texts({**modules, "model.py": small_model}, directory), train=train)
+        edited = Texts({**modules, "model.py": small_model}, directory)
+        error = run(pair, edited, train=train)
+        if files is not None:
+            same = model == emission.body(shape_of)
+            emitted = module_texts(small_model if same else _emitted(pair, emission, shape_of))
+            check_edits(pair, Texts(emitted, Path("emitted")), edited, train=train)
+            if pair.note != "full size":  # numbers of an edit are of the program's own sizes
+                _run_at_full_size(_at_full_size(source, emission, shape_of, model, MOST_ELEMENTS), edited, train=train)
     except NotFiniteError:
         reason = "on random values the source gives infinities, no numbers, or a choice between equals"
         return Checked(False, 0, reason, 0.0, time.perf_counter() - started, train)
     return Checked(True, pair.mesh.num_devices, pair.note, error, time.perf_counter() - started, train)
+
+
+def _run_at_full_size(found: tuple[Pair, str] | None, texts: Texts, *, train: bool) -> None:
+    if found is not None:
+        pair, model = found
+        with suppress(NotFiniteError):
+            run(pair, Texts({**texts.files, "model.py": model}, texts.directory), train=train)
+
+
+def _emitted(pair: Pair, emission: Emission, shape_of: ShapeOf) -> str:
+    """model.py as it is emitted, at the sizes of a pair."""
+    body = emission.body(shape_of)
+    small = None if pair.note == "full size" else at_sizes(body, body, pair.text(emission, shape_of))
+    return small or body
 
 
 def _at_full_size(

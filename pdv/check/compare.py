@@ -61,13 +61,18 @@ class Comparison:
         found = 0.0
         for rank, observed in enumerate(ranks):
             where = f"{self.call}on simulated rank {rank} of {self.pair.mesh}"
-            for item in self._items(observed, where):
+            for item in self.items(observed, where):
                 found = max(found, self._difference(item, where))
         return found
 
     # ---- What there is to compare ----
 
-    def _items(self, observed: Observed, where: str) -> Iterator[Item]:
+    def items(self, observed: Observed, where: str) -> Iterator[Item]:
+        """Of one rank.
+
+        Raises:
+            VerificationError: if there are others than the source has.
+        """
         names = [name for name, _ in self.pair.source.outputs]
         if len(observed.outputs) != len(names):
             found = len(observed.outputs)
@@ -127,6 +132,20 @@ class Comparison:
         if not error <= self.tolerance:
             raise _differs(f"{what} differs from the source's by {error:.1e} of its largest element", where)
         return error
+
+
+def errors_of(comparison: Comparison, ranks: Sequence[Observed]) -> dict[str, float]:
+    """The largest relative difference of each tensor, however large.
+
+    Raises:
+        VerificationError: if one is missing, or too many.
+    """
+    found: dict[str, float] = {}
+    for rank, observed in enumerate(ranks):
+        for item in comparison.items(observed, f"on simulated rank {rank}"):
+            same = item.found.shape == item.wanted.shape
+            found[item.what] = max(found.get(item.what, 0.0), _error(item) if same else math.inf)
+    return found
 
 
 def own_rows(whole: Array, axes: Sequence[tuple[int, int]]) -> Array:

@@ -27,6 +27,7 @@ from ir.errors import VerificationError
 from pdv.check.collectives import DeviceMesh, Distributed
 from pdv.check.placed import DTensor, Placement, Replicate, Shard
 from pdv.check.ranks import World
+from pdv.emit.package import WEIGHTS
 
 Arrays = Mapping[str, np.ndarray[Any, Any] | torch.Tensor]  # Any: floats, integers and booleans
 _EIGHTHS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -37,10 +38,14 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Texts:
-    """The modules of a package by file name, and the directory that messages name."""
+    """The modules of a package by file name, and the directory that messages name.
+
+    ``own_types``: floats are of the types that the text says, in place of float64.
+    """
 
     files: Mapping[str, str]
     directory: Path = Path("emitted")
+    own_types: bool = False
 
     @cached_property
     def _compiled(self) -> dict[str, types.CodeType]:
@@ -48,7 +53,7 @@ class Texts:
         found: dict[str, types.CodeType] = {}
         for name, text in self.files.items():
             try:
-                found[Path(name).stem] = _compile(text, self.directory / name)
+                found[Path(name).stem] = _compile(text, self.directory / name, self.own_types)
             except (SyntaxError, ValueError) as error:
                 raise VerificationError(f"{self.directory / name} is no Python: {error}") from error
         return found
@@ -56,7 +61,8 @@ class Texts:
     @contextmanager
     def import_model(self, world: World[Any], rank: int, arrays: Arrays) -> Iterator[types.ModuleType]:
         """``model.py`` as this rank imports it."""
-        loader = _Rank(f"_pdv_rank_{next(_numbers)}", self._compiled, world, rank, arrays)
+        outside = _outside(world, rank, arrays, own_types=self.own_types)
+        loader = _Rank(f"_pdv_rank_{next(_numbers)}", self._compiled, outside)
         try:
             yield loader.module("model")
         finally:
@@ -64,20 +70,18 @@ class Texts:
 
 
 @lru_cache(maxsize=256)  # most files of a package are those of all others
-def _compile(text: str, file: Path) -> types.CodeType:
-    return compile(_CASTS.sub(".double()", text), str(file), "exec")
+def _compile(text: str, file: Path, own_types: bool) -> types.CodeType:  # of a cache
+    return compile(text if own_types else _CASTS.sub(".double()", text), str(file), "exec")
 
 
 class _Rank:
     """The modules of one rank, each run once."""
 
-    def __init__(
-        self, package: str, compiled: Mapping[str, types.CodeType], world: World[Any], rank: int, arrays: Arrays
-    ) -> None:
+    def __init__(self, package: str, compiled: Mapping[str, types.CodeType], outside: Mapping[str, Any]) -> None:
         self._package = package
         self._compiled = compiled
         self._modules: dict[str, types.ModuleType] = {}
-        self._outside = _outside(world, rank, arrays)
+        self._outside = outside
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def module(self, name: str) -> types.ModuleType:
@@ -116,12 +120,14 @@ class _Rank:
         return builtins.__import__(name, globals, locals, fromlist, level)
 
 
-def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
+def _outside(world: World[Any], rank: int, arrays: Arrays, *, own_types: bool) -> dict[str, Any]:
     """Modules that a simulated rank sees in place of the real ones."""
     dist = Distributed(world, rank)
     environ = {**os.environ, "WORLD_SIZE": str(world.size), "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
     def safe_open(path: Any, framework: str = "pt", device: str = "cpu") -> Stored:
+        if Path(path).name != WEIGHTS:
+            raise FileNotFoundError(f"the package has no {Path(path).name}")
         return Stored(arrays)
 
     def init_device_mesh(kind: str, sizes: Any, *, mesh_dim_names: Any) -> DeviceMesh:
@@ -134,7 +140,7 @@ def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
     tensor = types.SimpleNamespace(DTensor=DTensor, Placement=Placement, Replicate=Replicate, Shard=Shard)
     doubled = types.ModuleType("torch")
     doubled.__dict__.update(vars(torch))
-    doubled.__dict__.update(dict.fromkeys(FLOATS, torch.float64), distributed=dist)
+    doubled.__dict__.update({} if own_types else dict.fromkeys(FLOATS, torch.float64), distributed=dist)
     doubled.__dict__["__getattr__"] = lambda name: getattr(torch, name)
     hooks = {f"register_optimizer_step_{when}_hook": lambda hook: None for when in ("pre", "post")}
     system = types.ModuleType("os")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from pdv.check.ranks import Call, Carry, Group, RankError, World
 from pdv.check.reference import Given, expected_of, is_steady, reference
 from pdv.check.small import Pair
 
+T = TypeVar("T")
 _GENTLE = 0.03  # of the usual size of weights
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -104,14 +107,27 @@ def observe(
     Raises:
         VerificationError: if the text does not run.
     """
-    world: World[tuple[Observed, Observed | None]] = World(pair.mesh.num_devices)
 
-    def worker(rank: int) -> tuple[Observed, Observed | None]:
+    def look(package: ModuleType) -> tuple[Observed, Observed | None]:
+        return _observe(package, pair, given, train=train)
+
+    return on_ranks(pair.mesh.num_devices, texts, stored, look)
+
+
+def on_ranks(count: int, texts: Texts, stored: Arrays, look: Callable[[ModuleType], T]) -> list[T]:
+    """What is seen on each rank of its model.py.
+
+    Raises:
+        VerificationError: if the text does not run.
+    """
+    world: World[T] = World(count)
+
+    def worker(rank: int) -> T:
         with texts.import_model(world, rank, stored) as package:
-            return _observe(package, pair, given, train=train)
+            return look(package)
 
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32 if texts.own_types else torch.float64)
     try:
         with sdpa_kernel(SDPBackend.MATH):  # see ``run_module``
             return world.run(worker)
@@ -138,11 +154,58 @@ def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> t
     if train and any(node.needs_grad for _, node in pair.source.outputs):
         outputs, loss = _step(model, inputs, pair, given)
         whole = model.whole(lambda tensor: tensor.grad, rest=False)
-        gradients = {name: value.numpy() * given.weight for name, value in whole.items()}
+        gradients = {name: _array(value) * given.weight for name, value in whole.items()}
         first = Observed(_arrays(outputs), axes, gradients, _state(model), loss)
     else:
         first = _call(model, inputs, stateful=train or bool(pair.source.updates))
     return first, _call(model, inputs, stateful=True) if pair.source.updates else None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model as ``build`` gives it: what it says of itself, and what a step and clipping its gradients give."""
+
+    said: dict[str, Any]  # Any: plain values
+    values: dict[str, Array]
+
+
+def train_as_built(package: ModuleType, *, pair: Pair, given: Given, train: bool, norm: float) -> Built:
+    """A step in the mode that the model is in, in as many micro-batches as it says, if these rows divide by them."""
+    package.Model.compile = _as_written
+    torch.manual_seed(0)
+    model = package.build("cpu")
+    public = {name: _plain(value) for name, value in vars(model).items() if not name.startswith("_")}
+    said = {name: plain for name, plain in public.items() if plain is not None}
+    said["mode"] = sorted({"training" if part.training else "evaluation" for part in model.modules()})
+    model.evaluation.is_checked = True
+    inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
+    rows = given.weights.size // math.prod(size for size, _ in _places(model))
+    if rows % model.micro_batches or given.weights.size != inputs[0].shape[0]:
+        model.micro_batches = 1
+    if not (train and any(node.needs_grad for _, node in pair.source.outputs)):
+        model.train(train)
+        seen = _call(model, inputs, stateful=train)
+        return Built(said, {f"output {at}": x for at, x in enumerate(seen.outputs)} | seen.state)
+    outputs, loss = _step(model, inputs, pair, given)
+    values = {f"output {at}": x for at, x in enumerate(_arrays(outputs))} | {"the loss": np.asarray(loss)}
+    for what in ("gradient", "clipped gradient"):
+        whole = model.whole(lambda tensor: tensor.grad, rest=False)
+        values |= {f"the {what} of {name}": _array(x) for name, x in whole.items()}
+        if what == "gradient":
+            values["the norm of gradients"] = _array(model.clip_grad_norm_(norm))
+    return Built(said, values | _state(model))
+
+
+def _plain(value: Any) -> Any:  # Any: an attribute of a model
+    """A number, a text, or several; of a function of which arguments are known, these. None: something else."""
+    if isinstance(value, partial):
+        value = value.args
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    if isinstance(value, tuple | list):
+        found = tuple(map(_plain, value))
+        return None if None in found else found
+    return value if isinstance(value, str | int | float | bool) else None
 
 
 def _call(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed:
@@ -154,7 +217,7 @@ def _call(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed:
 
 def _state(model: Any) -> dict[str, Array]:
     whole = model.whole(lambda tensor: tensor.detach(), rest=False)  # what is not read shows as zeros
-    return {name: value.numpy().copy() for name, value in whole.items()}
+    return {name: _array(value).copy() for name, value in whole.items()}
 
 
 def _step(model: Any, inputs: list[Tensor], pair: Pair, given: Given) -> tuple[Any, float]:
@@ -188,8 +251,13 @@ def _tensors(outputs: Any) -> list[Tensor]:  # Any: a tensor or several
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
+def _array(x: Tensor) -> Array:
+    found: Array = (x.detach().double() if x.is_floating_point() else x.detach()).numpy()
+    return found
+
+
 def _arrays(outputs: Any) -> list[Array]:
-    return [output.detach().numpy() for output in _tensors(outputs)]
+    return [_array(output) for output in _tensors(outputs)]
 
 
 def _not_running(error: RankError, texts: Texts) -> VerificationError:
