@@ -34,6 +34,8 @@ from pdv.watch import UNWATCHED, Standing, Watch
 
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
+ABOUT = 1.1  # times the estimate of what was found, of which the whole batch at once may take less on another mesh
+NEARLY = 1.5  # times the limit, that an estimate may need of which a plan may still fit, where nothing else does
 STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
@@ -145,13 +147,15 @@ class Search:
 
     @property
     def leaves_whole(self) -> bool:
-        """Whether the whole batch at once, of which no estimate fits, may fit after all and beat what was found."""
-        if (
-            self.best is None
-            or not self.space.pinned.allows_whole
-            or any(one.is_plain and one.fits for one in self._all)
-        ):
+        """Whether the whole batch at once may beat what was found, and fit after all.
+
+        By its estimates, which are of a few meshes, it is about as fast; or none of them fits.
+        """
+        if self.best is None or not self.space.pinned.allows_whole:
             return False
+        fitting = [one.step_s for one in self._all if one.is_plain and one.fits]
+        if fitting:
+            return min(fitting) < ABOUT * self.best.estimate.step_s
         said = 1 in self.space.stages  # not of unequal devices in another order
         least_s = self.estimates.floors.least_s(1, 1) if said else 0.0
         return self.space.least_bytes(1, 1) <= self.limit and least_s * NEAR < self.best.step_s
@@ -330,7 +334,7 @@ class Search:
         """The best candidates of different numbers of stages."""
         best: dict[int, Candidate] = {}
         for one in sorted(self.known, key=self._value):
-            if self._value(one) < float("inf"):
+            if self._value(one) < (math.isinf(self._best_s), math.inf):
                 best.setdefault(one.stages, one)
         return list(best.values())[:STARTS]
 
@@ -345,9 +349,13 @@ class Search:
                 return
             candidate = best
 
-    def _value(self, candidate: Candidate) -> float:
-        """Seconds of the candidate's fastest estimate that may fit."""
-        return min((one.step_s for one in self.known.get(candidate, ()) if one.promising), default=math.inf)
+    def _value(self, candidate: Candidate) -> tuple[bool, float]:
+        """Whether no estimate of a candidate may fit, and seconds of the fastest that may, or nearly may.
+
+        Estimates may say far more than is needed, most where one part of a model needs more than all others.
+        """
+        near = (one for one in self.known.get(candidate, ()) if one.needed_bytes <= NEARLY * self.limit)
+        return min(((not one.promising, one.step_s) for one in near), default=(True, math.inf))
 
     def _hoped_s(self, free: Estimate) -> float:
         """Seconds of a step of one stage on each rank, as they would be with several."""
@@ -355,7 +363,7 @@ class Search:
 
     @property
     def _best_s(self) -> float:
-        return min(map(self._value, self.known), default=float("inf"))
+        return min((one.step_s for one in self._all if one.promising), default=math.inf)
 
     def _try(self, candidate: Candidate) -> None:
         """Estimate a candidate, unless it cannot be the best."""
