@@ -131,9 +131,10 @@ def test_the_whole_batch_is_searched_on_all_meshes_where_it_is_estimated_to_take
     from transformers import BartConfig, BartForConditionalGeneration
 
     cluster = load_cluster({"name": "many", "nodes": [{"devices": 12, "device": A100, "link": "nvlink3"}]})
-    encoder = {"encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
-    decoder = {"decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 512}
-    sizes = {"d_model": 256, "vocab_size": 8000, "max_position_embeddings": 128, "dropout": 0.0, "use_cache": False}
+    encoder: dict[str, Any] = {"encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
+    decoder: dict[str, Any] = {"decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 512}
+    sizes: dict[str, Any] = {"d_model": 256, "vocab_size": 8000, "max_position_embeddings": 128, "dropout": 0.0}
+    sizes["use_cache"] = False
     module = BartForConditionalGeneration(BartConfig(**encoder, **decoder, **sizes))
     ids = torch.randint(0, 500, (6, 64))
     model = load_program(Ends(module), (ids, ids[:, :32])).graph
