@@ -122,11 +122,11 @@ MISTAKES = (
     ("transformer", "operators.py", "ids = ids - first", "ids = ids - block", "output"),
     ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),
     (
-        "transformer", "gradients.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
+        "transformer", "buckets.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
         "iter(())", "gradient",
     ),
     ("transformer", "gradients.py", "tuple(x for x in axes if x.size > 1)", "axes[:1]", "gradient"),
-    ("transformer", "gradients.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
+    ("transformer", "buckets.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
 )  # fmt: skip
 
 
