@@ -128,7 +128,7 @@ class Comparison:
         kinds = {"i" if x.dtype.kind == "u" else x.dtype.kind for x in (found, wanted)}  # evaluated in int64
         if len(kinds) > 1:
             raise _differs(f"{what} is of type {found.dtype}, the source's of {wanted.dtype}", where)
-        error = _error(item)
+        error = relative_error(*item[1:])
         if not error <= self.tolerance:
             raise _differs(f"{what} differs from the source's by {error:.1e} of its largest element", where)
         return error
@@ -144,7 +144,7 @@ def errors_of(comparison: Comparison, ranks: Sequence[Observed]) -> dict[str, fl
     for rank, observed in enumerate(ranks):
         for item in comparison.items(observed, f"on simulated rank {rank}"):
             same = item.found.shape == item.wanted.shape
-            found[item.what] = max(found.get(item.what, 0.0), _error(item) if same else math.inf)
+            found[item.what] = max(found.get(item.what, 0.0), relative_error(*item[1:]) if same else math.inf)
     return found
 
 
@@ -162,9 +162,8 @@ def _hold(observed: Observed, name: str, where: str) -> Array:
     return observed.state[name]
 
 
-def _error(item: Item) -> float:
-    """The largest difference over the largest element, or over a part of what is largest on the way."""
-    _, found, wanted, reached = item
+def relative_error(found: Array, wanted: Array, reached: float) -> float:
+    """The largest difference over the largest element, or over a part of what is ``reached`` on the way."""
     if wanted.dtype.kind != "f":
         return float((found != wanted).any())
     with np.errstate(all="ignore"):

@@ -142,16 +142,14 @@ def _as_written(model: Any, **options: Any) -> None:
 
 
 def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> tuple[Observed, Observed | None]:
-    package.Model.compile = _as_written
-    model = package.build("cpu")
+    model = _built(package)
     model.eval()  # no masks of dropout are drawn, nor by the source
-    model.evaluation.is_checked = True
     if noise := vars(package).get("noise"):
         noise.__globals__["steady"][0] = True
     model.micro_batches = 1  # it is given the rows of one
-    inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
+    inputs = _inputs(pair, given)
     axes = _places(model)
-    if train and any(node.needs_grad for _, node in pair.source.outputs):
+    if train and _has_gradients(pair):
         outputs, loss = _step(model, inputs, pair, given)
         whole = model.whole(lambda tensor: tensor.grad, rest=False)
         gradients = {name: _array(value) * given.weight for name, value in whole.items()}
@@ -171,18 +169,16 @@ class Built:
 
 def train_as_built(package: ModuleType, *, pair: Pair, given: Given, train: bool, norm: float) -> Built:
     """A step in the mode that the model is in, in as many micro-batches as it says, if these rows divide by them."""
-    package.Model.compile = _as_written
     torch.manual_seed(0)
-    model = package.build("cpu")
+    model = _built(package)
     public = {name: _plain(value) for name, value in vars(model).items() if not name.startswith("_")}
     said = {name: plain for name, plain in public.items() if plain is not None}
     said["mode"] = sorted({"training" if part.training else "evaluation" for part in model.modules()})
-    model.evaluation.is_checked = True
-    inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
+    inputs = _inputs(pair, given)
     rows = given.weights.size // math.prod(size for size, _ in _places(model))
     if rows % model.micro_batches or given.weights.size != inputs[0].shape[0]:
         model.micro_batches = 1
-    if not (train and any(node.needs_grad for _, node in pair.source.outputs)):
+    if not (train and _has_gradients(pair)):
         model.train(train)
         seen = _call(model, inputs, stateful=train)
         return Built(said, {f"output {at}": x for at, x in enumerate(seen.outputs)} | seen.state)
@@ -194,6 +190,22 @@ def train_as_built(package: ModuleType, *, pair: Pair, given: Given, train: bool
         if what == "gradient":
             values["the norm of gradients"] = _array(model.clip_grad_norm_(norm))
     return Built(said, values | _state(model))
+
+
+def _built(package: ModuleType) -> Any:  # Any: a ParallelModule of the text's own
+    """Its model on this rank, which compares nothing with others, and is run as it is written."""
+    package.Model.compile = _as_written
+    model = package.build("cpu")
+    model.evaluation.is_checked = True
+    return model
+
+
+def _inputs(pair: Pair, given: Given) -> list[Tensor]:
+    return [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
+
+
+def _has_gradients(pair: Pair) -> bool:
+    return any(node.needs_grad for _, node in pair.source.outputs)
 
 
 def _plain(value: Any) -> Any:  # Any: an attribute of a model

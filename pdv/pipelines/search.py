@@ -333,9 +333,9 @@ class Search:
     def _starts(self) -> list[Candidate]:
         """The best candidates of different numbers of stages."""
         best: dict[int, Candidate] = {}
-        for one in sorted(self.known, key=self._value):
-            if self._value(one) < (math.isinf(self._best_s), math.inf):
-                best.setdefault(one.stages, one)
+        worst = math.isinf(self._best_s), math.inf
+        for one in sorted((one for one in self.known if self._value(one) < worst), key=self._value):
+            best.setdefault(one.stages, one)
         return list(best.values())[:STARTS]
 
     def _descend(self, candidate: Candidate, near: Callable[[Candidate], list[Candidate]]) -> None:

@@ -20,7 +20,7 @@ import torch
 from ir.errors import VerificationError
 from ir.mesh import Mesh
 from ir.views import sources_of
-from pdv.check.compare import Comparison, errors_of
+from pdv.check.compare import Comparison, errors_of, relative_error
 from pdv.check.edits.lines import Reached, check_reached, reached_in
 from pdv.check.imports import Arrays, Texts
 from pdv.check.reference import Given, NotFiniteError, expected_of, largest, reference
@@ -166,11 +166,10 @@ def _special(pair: Pair, given: Given) -> Iterator[Given]:
 def _gap(found: Array, wanted: Array, reached: float) -> float:
     if found.shape != wanted.shape or found.dtype.kind != wanted.dtype.kind:
         return math.inf
-    if wanted.dtype.kind != "f":
-        return float((found != wanted).any())
-    with np.errstate(all="ignore"):
-        gaps = np.where((found == wanted) | (np.isnan(found) & np.isnan(wanted)), 0.0, np.abs(found - wanted))
-    return float(gaps.max(initial=0.0)) / (max(largest(wanted), 1e-3 * reached) or 1.0)
+    if wanted.dtype.kind == "f":  # no number is right where the emitted text has none
+        either = ~(np.isnan(found) & np.isnan(wanted))
+        found, wanted = found[either], wanted[either]
+    return relative_error(found, wanted, reached)
 
 
 def _differs(what: str, where: str) -> VerificationError:

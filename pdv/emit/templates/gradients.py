@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 from weakref import ref
@@ -58,7 +58,6 @@ class Leaf:
     """A tensor in the memory of a parameter, or a device's copy of it, and over which axes its gradient is summed.
 
     rests: in the memory of the parameter. key: of the buckets that it goes into; num_bytes: of its gradient.
-    hooks: what autograd calls once it has its gradient: ``calls``, or nothing.
     """
 
     tensor: Tensor
@@ -66,8 +65,6 @@ class Leaf:
     axes: tuple[Axis, ...]
     rests: Tensor
     in_bucket: bool = False
-    hooks: dict[int, Callable[[Tensor], None]] = field(default_factory=dict)
-    calls: Mapping[int, Callable[[Tensor], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # once: in backward, what a CPU reads has left its caches
         self.key = (*(axis.name for axis in self.axes), self.rests.dtype, self.tensor.device)
@@ -200,8 +197,6 @@ class GradientSums:
             leaf.tensor.grad_dtype = rests.dtype
         hook = partial(_receive, ref(self), ref(leaf))  # Python's collector does not see into what a hook holds
         leaf.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        leaf.hooks = leaf.tensor._post_accumulate_grad_hooks  # noqa: SLF001
-        leaf.calls = dict(leaf.hooks)
         self._leaves.append(leaf)
         return leaf
 

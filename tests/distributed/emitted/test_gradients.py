@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -269,20 +270,12 @@ def called_back(model: Mixed, *seeds: int) -> list[bool]:
     """Of a step for each seed, checked: whether fewer leaves called back than have gradients."""
     sums, found = model.mesh.sums, []
     for seed in seeds:
-        calls: list[object] = []
-
-        def receive(leaf: Any, calls: list[object] = calls) -> None:
-            calls.append(leaf)
-            type(sums).receive(sums, leaf)
-
-        sums.receive = receive  # type: ignore[method-assign]
-        with sums.only_pass():
+        with patch.object(sums, "receive", wraps=sums.receive) as receive, sums.only_pass():
             backward(model, seed)
-        del sums.receive
         trained = sum(parameter.grad is not None for parameter in model.parameters())
         assert not sums.is_waiting
         check(model, seed)
-        found.append(len(calls) < trained)
+        found.append(receive.call_count < trained)
     return found
 
 

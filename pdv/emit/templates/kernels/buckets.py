@@ -80,13 +80,15 @@ class Triggers:
         quiet = [leaf for leaf in leaves if leaf not in self._before] if known else []
         noted: list[tuple[bool, list[Leaf]]] = []
         self._noted = noted
-        for leaf in quiet:
-            leaf.hooks.clear()
+        hooks = [leaf.tensor._post_accumulate_grad_hooks for leaf in quiet]  # noqa: SLF001
+        calls = [dict(each) for each in hooks]
+        for each in hooks:
+            each.clear()
         try:
             yield
             is_other = bool(known) and noted != known
             self._leaves, self._known = ([], []) if is_other else ([*leaves], noted)
         finally:
-            for leaf in quiet:
-                leaf.hooks.update(leaf.calls)
+            for each, those in zip(hooks, calls, strict=True):
+                each.update(those)
             self._noted, self._before = None, {}
