@@ -32,7 +32,7 @@ from pdv.plan.seal import Document, check_version, damage_error, finite, version
 from pdv.plan.steps import operators
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.problem import with_host
-from pdv.problem.workload import bucket_bytes
+from pdv.problem.workload import BUCKET_BYTES
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
 from pdv.search.best import BestPlan
@@ -164,7 +164,7 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = trusted_rules(document["laws"])
         kept = read_types(source, document["derivation"], compute)
-        problem = Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices), **kept)
+        problem = Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=BUCKET_BYTES, **kept)
         return with_host(problem, devices)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise damage_error(error) from error

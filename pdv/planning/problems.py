@@ -23,7 +23,7 @@ from pdv.prices import priced_axes
 from pdv.problem import Pins, Problem
 from pdv.problem.formats import Products
 from pdv.problem.precision import AS_EMITTED, MASTER, PRECISIONS, ROUNDED, RUN_PRECISIONS, Precision
-from pdv.problem.workload import bucket_bytes
+from pdv.problem.workload import BUCKET_BYTES
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
 
@@ -50,7 +50,6 @@ def plan_problems(
     if isinstance(pins, PinSet):
         meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
     compute = compute or ComputeModel.of(cluster)
-    together = bucket_bytes([entry.device for entry in cluster.classes])
     return tuple(
         Problem(
             graph,
@@ -61,7 +60,7 @@ def plan_problems(
             limit,
             pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
             rules,
-            bucket_bytes=together,
+            bucket_bytes=BUCKET_BYTES,
             precision=precision,
             products=products,
         )

@@ -7,7 +7,7 @@ Decides the words in which a step is described. Who makes a `Workload`: `pdv.rep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -147,12 +147,7 @@ class Execution:
 
 
 EMITTED = Execution(overlap=Overlap(transfers=False))  # of a plan that says nothing of how a step runs
-BUCKET_BYTES = {"cpu": 4.0 * 2**20, "gpu": 25.0 * 2**20}  # of gradients that are summed at once, by kind of device
-
-
-def bucket_bytes(devices: Iterable[Device]) -> float:
-    """Bytes of gradients that the emitted program sums at once on such devices."""
-    return min(BUCKET_BYTES.get(device.kind, BUCKET_BYTES["gpu"]) for device in devices)
+BUCKET_BYTES = 25.0 * 2**20  # of gradients that the emitted program sums at once
 
 
 def emitted(
@@ -168,8 +163,7 @@ def emitted(
 
     Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
     """
-    size = bucket_bytes([entry.device for entry in cluster.classes])
-    overlap = Overlap(gradients=True, bucket_bytes=size, apart=True)
+    overlap = Overlap(gradients=True, bucket_bytes=BUCKET_BYTES, apart=True)
     axes, precision = problem.mesh.spans, problem.precision
     return Execution(
         micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap,

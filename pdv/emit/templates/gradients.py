@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .kernels.buckets import Bucket, Triggers
+from .kernels.buckets import Beside, Buckets
 from .kernels.compiled import ready
 from .kernels.scaled import Scaling
 from .parallel import Axis, replicate
@@ -68,7 +68,8 @@ class Leaf:
 
     def __post_init__(self) -> None:  # once: in backward, what a CPU reads has left its caches
         self.key = (*(axis.name for axis in self.axes), self.rests.dtype, self.tensor.device)
-        self.num_bytes = self.rests.numel() * self.rests.element_size()
+        self.size = self.rests.numel()
+        self.num_bytes = self.size * self.rests.element_size()
 
     @property
     def version(self) -> int:
@@ -172,22 +173,19 @@ class GradientSums:
     def __init__(
         self, device_mesh: DeviceMesh | None = None, bucket_bytes: int = 25 << 20, offload: Rounding | None = None
     ) -> None:
-        self.device_mesh, self.bucket_bytes, self.offload = device_mesh, bucket_bytes, offload
+        self.device_mesh, self.offload, self.buckets = device_mesh, offload, Buckets(bucket_bytes)
         self.use_leaves = True
         self.turn: int | None = None
         self._leaves: list[Leaf] = []
-        self._filling: dict[tuple[object, ...], Bucket] = {}
-        self._running: list[Bucket] = []
-        self._flats: list[Tensor] = []
         self._holds = 0
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
-        self.kept, self.scaling, self._triggers = list[Kept](), Scaling(), Triggers()
+        self.kept, self.scaling = list[Kept](), Scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
-        return GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
+        return GradientSums(self.device_mesh, self.buckets.bucket_bytes, self.offload)
 
     def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...], rests: Tensor, read: Tensor) -> Leaf:
         """A leaf of a parameter that is summed over these axes; ``read``: what forward reads of what ``rests``."""
@@ -217,13 +215,18 @@ class GradientSums:
             yield
             return
         try:
-            with self._triggers.of_pass(self._leaves):
+            with self.buckets.triggers.of_pass(self._leaves):
                 yield
                 if self.is_waiting:  # of what gave gradients nothing called back
                     self.end()
         except BaseException:
             self.drop()
             raise
+
+    def beside(self, numbers: Tensor, axes: Sequence[Axis]) -> Beside:
+        """Numbers [n], to be summed over axes with the gradients of the next pass."""
+        self.buckets.beside = [Beside(numbers, axes)]
+        return self.buckets.beside[0]
 
     @contextmanager
     def complete(self, parameters: Iterable[Tensor]) -> Iterator[None]:
@@ -236,7 +239,7 @@ class GradientSums:
                     if all(id(parameter) in self._complete for parameter in unit.parameters):
                         unit.send()
                 given = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
-                self._start_all([leaf for leaf in given if id(leaf.parameter) in self._complete])
+                self.buckets.start_all([leaf for leaf in given if id(leaf.parameter) in self._complete])
         finally:
             self._complete = frozenset()
 
@@ -259,7 +262,7 @@ class GradientSums:
     def drop(self) -> None:
         """Forget what waits."""
         self._finish()
-        self._filling, self._running = {}, []
+        self.buckets.drop()
         for unit in self.kept:
             unit.drop()
         for leaf in self._leaves:
@@ -278,7 +281,7 @@ class GradientSums:
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not summed yet."""
         added = any(unit.is_waiting for unit in self.kept)
-        return added or bool(self._running) or any(leaf.tensor.grad is not None for leaf in self._leaves)
+        return added or self.buckets.is_waiting or any(leaf.tensor.grad is not None for leaf in self._leaves)
 
     def is_last(self, parameter: Tensor) -> bool:
         """Whether what backward gives a parameter now is the last before its sum."""
@@ -291,13 +294,9 @@ class GradientSums:
             unit.send()
         self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
-        self._triggers.note(waiting, is_full=False)
-        self._start_all(waiting)
-        done, self._running = self._running, []
-        going = done
-        while going:  # bucket after bucket, one step each: all ranks in this order
-            going = [bucket for bucket in going if bucket.advance()]
-        summed = [pair for bucket in done for pair in bucket.pieces()]
+        self.buckets.triggers.note(waiting, is_full=False)
+        self.buckets.start_all(waiting)
+        summed = self.buckets.finish()
         summed += [(leaf, leaf.take()) for leaf in waiting if not leaf.axes]
         if self.offload is not None:
             summed = [(leaf, self.offload.on_host(piece)) for leaf, piece in summed]
@@ -313,8 +312,8 @@ class GradientSums:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
         self.wait_for_end()
         if self.is_last(leaf.parameter):
-            for one in (*self._triggers.before(leaf), leaf):
-                self._put(one)
+            for one in (*self.buckets.triggers.before(leaf), leaf):
+                self.buckets.put(one)
 
     def wait_for_end(self) -> None:
         """Have all that waits summed at the end of this backward pass, unless it is held, or dropped if it fails."""
@@ -333,32 +332,6 @@ class GradientSums:
         unfinished, self._unfinished = self._unfinished, []
         for finish in unfinished:
             finish()
-
-    def _put(self, leaf: Leaf) -> None:
-        """Into the bucket of its axes, if it has any."""
-        if not leaf.axes or leaf.in_bucket or leaf.tensor.grad is None:
-            return
-        bucket = self._filling.get(leaf.key) or self._filling.setdefault(leaf.key, Bucket())
-        bucket.leaves.append(leaf)
-        bucket.num_bytes += leaf.num_bytes
-        leaf.in_bucket = True
-        if bucket.num_bytes >= self.bucket_bytes:
-            self._triggers.note(bucket.leaves, is_full=True)
-            self._start(self._filling.pop(leaf.key))
-
-    def _start_all(self, leaves: Sequence[Leaf]) -> None:
-        for leaf in leaves:
-            self._put(leaf)
-        filled, self._filling = self._filling, {}
-        for bucket in filled.values():
-            self._start(bucket)
-
-    def _start(self, bucket: Bucket) -> None:
-        for earlier in [running for running in self._running if running.is_quick]:
-            earlier.advance()
-        with torch.no_grad():
-            bucket.start(self._flats)
-        self._running.append(bucket)
 
     def _give(self, parameter: Tensor, piece: Tensor) -> None:
         if isinstance(parameter, DTensor):  # else of a stage on one device

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
+from .kernels.buckets import Sum
 from .kernels.refused import bad_loss, nothing_trained, text, told, unknown_own_loss, unknown_weights
-from .parallel import Axis, all_reduce_steps
+from .parallel import Axis
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
@@ -59,11 +60,12 @@ def batch_loss(
     batch_axes: Sequence[Axis],
     reduction: str,
     weigh: Callable[[Tensor], Tensor] | None = None,
+    beside: Callable[..., Any] | None = None,  # Any: has ``wait``, as ``Sum``
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """A rank's share in the loss of the whole batch, to go backward from; and what gives all of it behind that.
 
     output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
-    of ``begin_weight``.
+    of ``begin_weight``; beside: what sums numbers over axes with the gradients, which saves a meeting.
 
     Where ``loss_fn`` ends in an error on one rank, on a CPU, others learn of it, behind backward at the latest.
 
@@ -81,15 +83,15 @@ def batch_loss(
     if not failed:
         _counts[:] = [totals.size(1)]
     count = 1 if weigh else _counts[0]
-    beside = totals.new_tensor([len(failed)] if can_tell else [])
-    losses, weights = (torch.cat([x.expand(count), beside]) for x in totals.detach())
+    flags = totals.new_tensor([len(failed)] if can_tell else [])
+    losses, weights = (torch.cat([x.expand(count), flags]) for x in totals.detach())
     if reduction == "sum":
         weights = torch.ones_like(weights[:count])
     elif weigh is not None:
         weights = weigh(weights[:count]).to(weights)
     else:
-        weights = told(_Sum(weights, axes).wait(), count, failed)
-    summed = _Sum(losses, axes)
+        weights = told(Sum(weights, axes).wait(), count, failed)
+    summed = (beside or Sum)(losses, axes)
 
     def whole() -> Tensor:
         return (told(summed.wait(), count, failed) / weights).sum()
@@ -115,21 +117,8 @@ def begin_weight(
         own = _weight_of_labels(target, options)
     except Exception:  # noqa: BLE001  # labels that are none: the loss will say so
         own = target.new_zeros(())
-    summed = _Sum(own.to(torch.float64), axes)
+    summed = Sum(own.to(torch.float64), axes)
     return lambda weights: summed.wait()
-
-
-class _Sum:
-    """The sum of ``x`` over ranks, in place, under way until it is waited for."""
-
-    def __init__(self, x: Tensor, axes: Sequence[Axis]) -> None:
-        self._x, self._steps = x, all_reduce_steps(x.view(-1), axes)
-        next(self._steps, None)
-
-    def wait(self) -> Tensor:
-        for _ in self._steps:
-            pass
-        return self._x
 
 
 def batch_terms(

@@ -150,7 +150,7 @@ def make_mesh(
     levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
     and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
     own_sums: axes along which gradients are summed in groups of their own, beside other collectives.
-    bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
+    bucket_mb: how many MiB of gradients are summed at once; default is 25.
     compute: to what parameters, which rest in float32, are rounded when they are read; default is no rounding.
     offload: parameters rest in the host's memory, where the optimizer steps; the device has copies to compute with.
 
@@ -172,8 +172,7 @@ def make_mesh(
     stage = axes.pop("stage") if outer else Axis("stage")
     mesh = (every[tuple(sizes)] if sizes else None) if outer else every
     rounding = Rounding.of(compute, kind if offload else None)
-    bucket = (bucket_mb or (4 if kind.type == "cpu" else 25)) * 2**20
-    sums = GradientSums(mesh, int(bucket), rounding if offload else None)
+    sums = GradientSums(mesh, int((bucket_mb or 25) * 2**20), rounding if offload else None)
     return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, every, sums, rounding)
 
 

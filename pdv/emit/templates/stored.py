@@ -1,6 +1,6 @@
 """Weights: read lazily, through views, and only the slice that this rank holds. Entry points: ``Weights``, ``join``.
 
-And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``counted_lists``, ``join_flat``.
+And what is said of pieces in memory: ``local_piece``, ``placed_as``, ``counted_lists``.
 """
 
 from __future__ import annotations
@@ -370,28 +370,6 @@ def _local_lists(args: tuple[Any, ...], *, itself_fails: bool) -> tuple[Any, ...
     if not is_alike or not any(placed) or not (itself_fails or () in placed):
         return args
     return tuple([local_piece(each) for each in x] if any(x is one for one in lists) else x for x in args)
-
-
-def join_flat(parts: list[Tensor], flats: list[Tensor]) -> Tensor:
-    """A copy of them, one behind another, on a CPU in one of ``flats`` that no tensor reads any more.
-
-    Fresh pages would cost it more than the copy; a GPU's allocator hands out the same memory by itself.
-    """
-    if parts[0].device.type != "cpu":
-        return torch.cat(parts)
-    like = sum(part.numel() for part in parts), parts[0].dtype
-    unread = [x for x in flats if _is_unread(x)]
-    flat = next((x for x in unread if (x.numel(), x.dtype) == like), None)
-    if flat is not None:
-        return torch.cat(parts, out=flat).view(-1)  # a view is seen to read it
-    flats[:] = [*(x for x in flats if all(x is not other for other in unread)), torch.cat(parts)]
-    return flats[-1].view(-1)
-
-
-def _is_unread(flat: Tensor) -> bool:
-    memory = flat.untyped_storage()
-    held = torch._C._storage_Use_Count(memory._cdata)  # noqa: SLF001
-    return held <= 2 and not flat.is_shared()  # type: ignore[no-untyped-call]  # by ``flat`` and by ``memory``
 
 
 def cut_over(axes: Sequence[Axis], x: Tensor) -> tuple[Axis, ...]:

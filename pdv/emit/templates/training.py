@@ -180,8 +180,9 @@ def train_step(
     with losses_add_up(model, given, wanted) if rows == "local" else losses_add_up(model, (given, wanted)):
         own = wanted if rows == "local" else shard_batch(wanted, batch_axes)
         weigh = begin_weight(loss_fn, own, batch_axes, reduction)
-        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh)
         mesh: Mesh | None = getattr(model, "mesh", None)
+        beside = None if mesh is None else mesh.sums.beside
+        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh, beside)
         with nullcontext() if mesh is None else mesh.sums.only_pass():
             share.backward()  # type: ignore[no-untyped-call]
     try:

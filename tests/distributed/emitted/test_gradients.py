@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -25,6 +26,7 @@ from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
 WIDTH, ROWS = 12, 8
+PIECE_BYTES = 1500  # of a weight and a part of the next
 Gradients = dict[str, Tensor | None]
 
 
@@ -36,6 +38,7 @@ class Mixed(ParallelModule):
 
     def __init__(self, path: Path, bucket_mb: float, levels: dict[str, tuple[int, ...]], own: tuple[str, ...]) -> None:
         mesh = make_mesh({"dp": 2, "tp": 2}, "cpu", bucket_mb=bucket_mb, levels=levels, own_sums=own)
+        mesh.sums.buckets.piece_bytes = PIECE_BYTES
         super().__init__(mesh, ("dp", "tp"))
         self.own_loss = "sum"
         self.dp, self.tp, self.both = mesh["dp"], mesh["tp"], mesh["dp", "tp"]
@@ -151,7 +154,7 @@ def summed_early(model: Mixed) -> None:
         backward(model, 0)
         with sums.complete([model.odd, model.third, model.cut]):
             backward(model, 1)
-        assert {id(leaf.parameter) for bucket in sums._running for leaf in bucket.leaves} == {
+        assert {id(leaf.parameter) for bucket in sums.buckets._running for leaf in bucket.leaves} == {
             id(parameter) for parameter in (model.odd, model.third, model.cut)
         }
         backward(model, 2)  # of what was taken for complete, too
@@ -263,6 +266,23 @@ def in_steps(model: Mixed) -> None:
     assert called_back(model, 1, 1) == [MANY, FEW]
 
 
+def in_pieces(model: Mixed) -> None:
+    """Numbers beside gradients are summed once, in a bucket or alone, whether passes are alike or not."""
+    sums, rank = model.mesh.sums, float(dist.get_rank())
+    for axes, total in ((model.both,), 6.0), ((model.dp, model.tp), 6.0), ((model.dp,), 2.0 + 2 * (rank % 2)):
+        for seed in (0, 0, 0, 1, 1, 0, 2):
+            for dtype in (torch.float64, torch.float32):
+                numbers = torch.tensor([rank, 1.0], dtype=dtype)
+                with sums.only_pass():
+                    beside = sums.beside(numbers, axes)
+                    backward(model, seed)
+                ranks = 4.0 if axes != (model.dp,) else 2.0
+                assert beside.is_summed == (dtype == model.first.dtype and ranks == 4)
+                assert beside.wait().tolist() == [total, ranks]
+                assert beside.wait() is numbers
+                check(model, seed)
+
+
 FEW, MANY = True, False
 
 
@@ -281,14 +301,14 @@ def called_back(model: Mixed, *seeds: int) -> list[bool]:
 
 CASES: tuple[Callable[[Mixed], None], ...] = (
     once, added_up, added_to_zeros, held_back, summed_early, frozen_later, hooked, checkpointed, broken_off, exchanged,
-    in_steps,
+    in_steps, in_pieces,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
 CONFIGURATIONS: tuple[
     tuple[float, dict[str, tuple[int, ...]], tuple[str, ...], tuple[Callable[[Mixed], None], ...]], ...
 ] = (
     (1e-4, {}, ("dp_tp", "tp"), (once, held_back)),
-    (25, {}, (), (once, in_steps)),
+    (25, {}, (), CASES),
     (2e-3, LEVELS, (), CASES),
     (2e-3, LEVELS, ("dp", "dp_tp"), (once,)),
 )

@@ -127,7 +127,7 @@ def note_sums(model: Any) -> list[bool]:
 
     def flush_and_note() -> None:
         if model.mesh.stage.size > 1:
-            found.append(bool(model.mesh.sums._running))
+            found.append(bool(model.mesh.sums.buckets._running))
         flush()
 
     model.flush = flush_and_note

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from pdv.emit.templates.stored import join_flat
+from pdv.emit.templates.kernels.buckets import take_flat
 
 
 def _join(flats: list[Tensor], value: float) -> Tensor:
-    return join_flat([torch.full((3,), value), torch.full((5,), value)], flats)
+    return take_flat(8, torch.zeros(()), flats).fill_(value)
 
 
 def test_memory_is_taken_again_once_nothing_reads_it() -> None:
@@ -28,5 +28,5 @@ def test_what_is_read_still_is_left_alone() -> None:
 def test_what_fits_no_more_is_let_go() -> None:
     flats: list[Tensor] = []
     _join(flats, 1.0)
-    join_flat([torch.zeros(2)], flats)
+    take_flat(2, torch.zeros(()), flats)
     assert [flat.numel() for flat in flats] == [2]

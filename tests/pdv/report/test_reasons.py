@@ -16,7 +16,7 @@ from pdv.cluster import load_cluster
 from pdv.pins import load_pins
 from pdv.plan.document import plan_document
 from pdv.problem import Pins, Problem
-from pdv.problem.workload import bucket_bytes
+from pdv.problem.workload import BUCKET_BYTES
 from pdv.report.alternatives import Weighing
 from pdv.report.axes import IDLE, UNNAMED, axis_uses
 from pdv.report.explain import explain_document, explain_operators
@@ -33,7 +33,7 @@ CLUSTER = load_cluster("examples/clusters/laptop-4.yaml")
 
 def summed_together(problem: Problem) -> Problem:
     """The problem as it is read back: gradients are summed as the emitted program does."""
-    return replace(problem, bucket_bytes=bucket_bytes([worlds.DEVICE]))
+    return replace(problem, bucket_bytes=BUCKET_BYTES)
 
 
 def told(problem: Problem, pins: str | None = None) -> Loaded:
