@@ -141,7 +141,8 @@ def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curve
     from learned_cost.collectives.curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 
-    measured = compute.move(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
+    sharing = max(size, *(group.devices for group in cluster.nodes)) if cluster.shares_cores else size
+    measured = compute.move(INTERCONNECTS.get(link, link), size, sharing) if isinstance(compute, KernelCosts) else ()
     if measured:
         return Curves.of(measured, "measured", MOVED_STD)
     found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent.parent / "profiles"
 Key = tuple[object, ...]
 Moved = tuple[str, float, float]  # collective, bytes, seconds
+Place = tuple[str, str, int, int]  # device, interconnect, devices, processes that share cores
 
-
+ON_CORES = "loopback"  # the interconnect of processes
 NEAREST = 5  # measured kernels that say what a larger one takes
 FAMILY = 5  # parts of a key that say what is measured, before its sizes
 ALIKE = 1.1  # times the bytes of a measured lookup, whose sizes do not say how large its table is
@@ -47,13 +48,14 @@ class Row:
 class Measurements:
     """Medians and deviations in seconds, by device and kernel; of several rows of a kernel the median counts.
 
-    ``collectives`` are by device, interconnect and number of devices in one node.
+    ``collectives`` are by device, interconnect, number of devices in one node and, of processes on cores, how many of
+    them share the node's.
     """
 
     rows: Mapping[Key, Row]
     name: str
     digest: str
-    collectives: Mapping[tuple[str, str, int], tuple[Moved, ...]] = field(default_factory=dict)
+    collectives: Mapping[Place, tuple[Moved, ...]] = field(default_factory=dict)
 
     @cached_property
     def families(self) -> Mapping[Key, Sequence[Row]]:
@@ -94,7 +96,7 @@ class Measurements:
             raise UsageError(what, mend="Install pyarrow, or take --cost learned") from error
 
         found: dict[Key, list[Row]] = {}
-        moved: dict[tuple[str, str, int], list[Moved]] = {}
+        moved: dict[Place, list[Moved]] = {}
         for folder in folders:
             read = read_folder(folder)
             for key, row in () if read.kernels is None else _rows(read.kernels):
@@ -180,12 +182,15 @@ def _medians(rows: Sequence[Moved]) -> tuple[Moved, ...]:
     return tuple((*key, statistics.median(seconds)) for key, seconds in sorted(found.items()))
 
 
-def _move(table: Table) -> list[tuple[tuple[str, str, int], Moved]]:
+def _move(table: Table) -> list[tuple[Place, Moved]]:
     """Collectives among the devices of one node."""
     texts = [table.text(name).tolist() for name in ("gpu", "interconnect", "collective")]
-    sizes, devices, nodes = (table[name].tolist() for name in ("bytes", "n_devices", "n_nodes"))
-    return [
-        ((texts[0][row], texts[1][row] or "", devices[row]), (texts[2][row], float(sizes[row]), seconds))
-        for row, seconds in enumerate(table.latency_s.tolist())
-        if nodes[row] <= 1 and sizes[row] > 0
-    ]
+    names = "bytes", "n_devices", "devices_per_node", "n_nodes"
+    sizes, devices, beside, nodes = (table[name].tolist() for name in names)
+    found: list[tuple[Place, Moved]] = []
+    for row, seconds in enumerate(table.latency_s.tolist()):
+        gpu, link, name = (column[row] for column in texts)
+        several = max(beside[row], devices[row]) if link == ON_CORES else devices[row]
+        if nodes[row] <= 1 and sizes[row] > 0:
+            found.append(((gpu, link or "", devices[row], several), (name, float(sizes[row]), seconds)))
+    return found

@@ -2,15 +2,18 @@
 
 ``bytes`` is what nccl-tests calls size: of the whole buffer that a rank has before (all_reduce, reduce_scatter,
 all_to_all, send_recv) or after (all_gather). A call takes as long as its slowest rank. On CPUs each call comes behind
-a product, as in a step: gloo's threads then wait for a core, and ranks for each other. Entry point: ``run``.
+a product, as in a step: gloo's threads then wait for a core, and ranks for each other. There smaller groups are
+measured, too, all at once: two processes of four meet slower than two that have the cores for themselves. Their system
+is named by both. Entry point: ``run``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,36 +46,50 @@ def run(folder: Path, setting: Setting, device: torch.device, *, budget_s: float
     Raises:
         WriteError: on rank 0, if the disk is full.
     """
-    until = time.monotonic() + budget_s
+    until, world = time.monotonic() + budget_s, dist.get_world_size()
+    systems = {world: system}
+    if device.type == "cpu" and world <= per_node:
+        systems |= {size: f"{system}-by-{size}" for size in range(2, world) if world % size == 0}
+    groups = {size: _own_group(size) for size in systems}
     if dist.get_rank():
-        return sum(1 for _ in _measure(device, set(), until))
+        return sum(1 for _ in _measure(device, set(), until, groups))
     with Store(folder, "collectives") as store:
-        done = {_key(row) for row in store.read() if row.get("run") and row.get("system") == system}
-        count = 0
+        of_run = [row for row in store.read() if row.get("run") and row.get("system") in systems.values()]
+        done, count = {(row["collective"], row["bytes"], row["n_devices"]) for row in of_run}, 0
         store.reserve()
-        for name, size, seconds in _measure(device, done, until):
-            store.append(_row(setting, name, size, seconds, per_node, system))
+        for name, num_bytes, size, seconds in _measure(device, done, until, groups):
+            store.append(_row(setting, name, num_bytes, size, seconds, per_node, systems[size]))
             count += 1
             store.reserve()
     return count
 
 
-def _measure(
-    device: torch.device, done: set[tuple[object, ...]], until: float
-) -> Iterator[tuple[str, int, list[float]]]:
-    """Name, bytes and samples of each; ranks go the way that rank 0 decides."""
+def _own_group(size: int) -> dist.ProcessGroup | None:
+    """Of so many ranks behind each other, that of this one; None: of all."""
     world = dist.get_world_size()
-    too_long: set[str] = set()
-    for size in SIZES:
-        for name in FACTORS:
-            count = max(size // 4 // world, 1) * world
-            wanted = name not in too_long and (name, count * 4, world) not in done and time.monotonic() < until
-            if not agree(wanted, device) or (name == "send_recv" and world % 2):
-                continue
-            seconds = slowest_seconds(collective_call(name, count, device), device)
-            if statistics.median(seconds) > MOST_S:
-                too_long.add(name)
-            yield name, count * 4, seconds
+    if size == world:
+        return None
+    every = [dist.new_group(list(range(start, start + size))) for start in range(0, world, size)]
+    return every[dist.get_rank() // size]
+
+
+def _measure(
+    device: torch.device,
+    done: set[tuple[object, ...]],
+    until: float,
+    groups: Mapping[int, dist.ProcessGroup | None],
+) -> Iterator[tuple[str, int, int, list[float]]]:
+    """Name, bytes, ranks of a group and samples of each; ranks go the way that rank 0 decides."""
+    too_long: set[tuple[str, int]] = set()
+    for num_bytes, name, ranks in itertools.product(SIZES, FACTORS, groups):
+        count = max(num_bytes // 4 // ranks, 1) * ranks
+        known = (name, ranks) in too_long or (name, count * 4, ranks) in done
+        if not agree(not known and time.monotonic() < until, device) or (name == "send_recv" and ranks % 2):
+            continue
+        seconds = slowest_seconds(collective_call(name, count, device, groups[ranks]), device)
+        if statistics.median(seconds) > MOST_S:
+            too_long.add((name, ranks))
+        yield name, count * 4, ranks, seconds
 
 
 def agree(value: bool, device: torch.device) -> bool:
@@ -146,12 +163,13 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _row(setting: Setting, name: str, size: int, seconds: list[float], per_node: int, system: str) -> Row:
+def _row(setting: Setting, name: str, size: int, ranks: int, seconds: list[float], per_node: int, system: str) -> Row:
+    """ranks: of a group; processes of a node are all that there are, if these are fewer than it has devices."""
     world, median = dist.get_world_size(), statistics.median(seconds)
     columns: dict[str, Any] = setting.columns()  # Any: text and numbers
     shared = ("source", "gpu", "threads", "versions", "driver", "host", "run", "date", "split", "suspect", "n_dup")
     nodes = -(-world // per_node)
-    text = f"{name} {size} {world} {per_node}"
+    text = f"{name} {size} {ranks} {per_node}"
     return {
         **{key: columns[key] for key in shared},
         "system": system,
@@ -160,7 +178,7 @@ def _row(setting: Setting, name: str, size: int, seconds: list[float], per_node:
         "algo_lib": dist.get_backend(),
         "lib_version": torch.__version__,
         "dtype": "fp32",
-        "n_devices": world,
+        "n_devices": ranks,
         "devices_per_node": min(world, per_node),
         "n_nodes": nodes,
         "bytes": size,
@@ -168,7 +186,7 @@ def _row(setting: Setting, name: str, size: int, seconds: list[float], per_node:
         "std_us": statistics.pstdev(seconds) * 1e6,
         "min_us": min(seconds) * 1e6,
         "max_us": max(seconds) * 1e6,
-        "busbw_gbs": FACTORS[name](world) * size / median * 1e-9,
+        "busbw_gbs": FACTORS[name](ranks) * size / median * 1e-9,
         "repeats": len(seconds),
         "fold": int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % FOLDS,
     }
@@ -178,7 +196,3 @@ def _interconnect(setting: Setting, nodes: int) -> str:
     if setting.record.kind == "cpu":
         return "loopback" if nodes == 1 else "network"
     return setting.record.link or "unknown"
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    return row["collective"], row["bytes"], row["n_devices"]

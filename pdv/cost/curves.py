@@ -10,6 +10,7 @@ import bisect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ir.cost_model import Source
@@ -34,7 +35,11 @@ class Curves:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, float, float]], source: Source, relative_std: float) -> Curves:
-        """Of (collective, bytes, seconds) in any order; seconds are made to grow with bytes."""
+        """Of (collective, bytes, seconds) in any order; seconds are made to grow with bytes.
+
+        What falls is the mean of its neighbourhood: the nearest that grows, in squares (Ayer et al., "An empirical
+        distribution function for sampling with incomplete information", 1955).
+        """
         curves: dict[str, dict[float, float]] = {}
         for collective, num_bytes, seconds in rows:
             curves.setdefault(collective, {})[float(num_bytes)] = float(seconds)
@@ -73,11 +78,12 @@ class Curves:
 
 
 def _growing(curve: Mapping[float, float]) -> Points:
-    points, most = [], 0.0
-    for num_bytes in sorted(curve):
-        most = max(most, curve[num_bytes])
-        points.append((num_bytes, most))
-    return tuple(points)
+    sizes, pools = sorted(curve), list[list[float]]()
+    for num_bytes in sizes:
+        pools.append([curve[num_bytes]])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            pools[-2:] = [[*pools[-2], *pools[-1]]]
+    return tuple(zip(sizes, (fmean(pool) for pool in pools for _ in pool), strict=True))
 
 
 def _bytes(point: tuple[float, float]) -> float:

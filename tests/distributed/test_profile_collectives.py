@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from learned_cost.data.dataset import read_folder
+from learned_cost.data.measured import Measurements
 from learned_cost.devices.device import record
 from learned_cost.profile import collectives
 from learned_cost.profile.rows import Setting
@@ -21,7 +22,7 @@ def measure(folder: str) -> int:
     """On each rank: everything at two small sizes."""
     collectives.SIZES = SMALL
     setting = Setting.here(torch.device("cpu"), record("cpu-core"))
-    return collectives.run(Path(folder), setting, torch.device("cpu"), budget_s=30.0, per_node=2, system="test")
+    return collectives.run(Path(folder), setting, torch.device("cpu"), budget_s=30.0, per_node=4, system="test")
 
 
 def test_rows_of_two_processes(tmp_path: Path) -> None:
@@ -35,3 +36,15 @@ def test_rows_of_two_processes(tmp_path: Path) -> None:
     assert set(table.text("algo_lib")) == {"gloo"}
     assert set(table["n_devices"]) == {2}
     assert (table["latency_us"] > 0).all()
+
+
+def test_groups_of_processes_that_share_cores(tmp_path: Path) -> None:
+    """Two of four are unlike two alone, and what a plan of four asks for."""
+    assert run_ranks(measure, 4, str(tmp_path)) == [20] * 4
+    assert run_ranks(measure, 4, str(tmp_path)) == [0] * 4
+    assert run_ranks(measure, 2, str(tmp_path)) == [10] * 2
+    read = Measurements.read([tmp_path], "mine").collectives
+    assert {place[2:]: len(rows) for place, rows in read.items()} == {(2, 4): 10, (4, 4): 10, (2, 2): 10}
+    table = read_folder(tmp_path).collectives
+    assert table is not None
+    assert set(table.text("system")) == {"test", "test-by-2"}
