@@ -192,7 +192,7 @@ def test_an_edit_is_carried_to_small_sizes(old: str, new: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("losses.py", "self._steps = x, all_reduce_steps(x.view(-1), axes)", "self._steps = x, iter(())"),
+        ("buckets.py", "self._steps = x, all_reduce_steps(x.view(-1), axes)", "self._steps = x, iter(())"),
         ("losses.py", "(totals[0] / weights).sum()", "(totals[0] / weights).sum() / 2"),
         ("training.py", "share.backward()", "(2 * share).backward()"),
         ("training.py", "return whole()", "return 2 * whole()"),

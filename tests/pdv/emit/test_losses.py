@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from pdv.emit.templates import losses
+from pdv.emit.templates.kernels import buckets
 from pdv.emit.templates.losses import batch_loss, begin_weight
 from pdv.emit.templates.parallel import Axis
 
@@ -180,7 +180,7 @@ def cut_loss(
             yield False
             step(number, x)
 
-        monkeypatch.setattr(losses, "all_reduce_steps", steps)
+        monkeypatch.setattr(buckets, "all_reduce_steps", steps)
         rows, own = (x.chunk(ranks)[rank].detach().clone() for x in (output, target))
         weigh = begin_weight(loss_fn, own, axes, reduction) if is_early else None
         share, whole = batch_loss(loss_fn, rows.requires_grad_() * 1, own, axes, reduction, weigh)
