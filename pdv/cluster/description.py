@@ -99,6 +99,9 @@ class Level:
     size: int
     link: Link
 
+    def __post_init__(self) -> None:
+        assert self.size >= 1, f"no level: {self.name!r} of size {self.size!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
@@ -106,6 +109,13 @@ class DeviceClass:
 
     device: Device
     count: int
+
+    def __post_init__(self) -> None:
+        one = self.device
+        rates = (*one.peak_flops.values(), one.memory_bandwidth_bytes_per_s, one.efficiency, one.share, one.speed)
+        possible = self.count >= 1 and one.memory_bytes > 0 and "float32" in one.peak_flops
+        possible = possible and all(0 < rate < math.inf for rate in rates)  # times are divided by them
+        assert possible, f"no devices: {self.count!r} of {one.name!r}, {one.memory_bytes!r} bytes, rates {rates!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,12 @@ class NodeGroup:
     inside: tuple[Level, ...]
     uplink_bytes_per_s: float = 0.0
     ports: int = 1
+
+    def __post_init__(self) -> None:
+        inside = math.prod(level.size for level in self.inside)
+        joined = not self.inside or inside == self.devices  # wires alone may join them
+        possible = self.count >= 1 and self.devices >= 1 and joined and self.ports >= 1
+        assert possible, f"no nodes: {self.count!r} of {self.devices!r} devices, {inside} in levels, {self.ports} ports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +221,8 @@ class Cluster:
         assert in_classes == self.num_devices, f"{in_classes} devices in classes, {self.num_devices} in levels"
         in_nodes = sum(group.count * group.devices for group in self.nodes)
         assert in_nodes == self.num_devices, f"{in_nodes} devices in nodes, {self.num_devices} in levels"
+        of_class = {group.device_class for group in self.nodes}
+        assert of_class <= {*range(len(self.classes))}, f"classes {of_class!r} of {len(self.classes)}"
         assert not self.places or sorted(self.places) == list(range(self.num_devices)), f"places {self.places!r}"
 
     @property

@@ -150,6 +150,14 @@ FIELDS: dict[str, tuple[Callable[[Document], object], str]] = {
     "mesh": (at("mesh", 0, "size", value=4), "mesh|derivation"),
     "a faster link": (at("mesh", 0, "link", "bandwidth_bytes_per_s", value=1e15), "mesh|predicted"),
     "a link faster than none": (at("mesh", 0, "link", "latency_s", value=-1e-6), "no link: 'wire'"),
+    "a level of no devices": (at("cluster", "nodes", 0, "inside", 0, "size", value=0), "no level: .* of size 0"),
+    "more devices in a node": (
+        lambda document: document["cluster"]["nodes"][0]["inside"][0].update(size=3), "no nodes: 1 of 2 devices, 3 in"
+    ),
+    "a class that is not there": (at("cluster", "nodes", 0, "device_class", value=-1), "classes {-1} of 1"),
+    "a device that computes nothing": (
+        at("cluster", "classes", 0, "device", "peak_flops", "float32", value=-1.0), "no devices: 2 of 'slow'"
+    ),
     "a link without a name": (at("mesh", 0, "link", "name", value=None), "the link of dp is not the cluster's"),
     "a faster device": (
         lambda document: document["cluster"]["classes"][0]["device"].update(launch_latency_s=0.0), "predicted|operators"
