@@ -6,7 +6,7 @@ Each function here is one decision of the canonical form, shared by the frontend
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -127,9 +127,9 @@ def index_select(k: Lowering, x: Node, dim: int, ids: Node) -> Node:
 
 
 def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node | None, eps: float) -> Node:
-    """Over the last `dims` dims, of which the IR takes one."""
+    """Over the last `dims` dims, of which the IR takes one: several are normed as one."""
     if dims != 1:
-        raise Unsupported(f"layer norm over {dims} dims")
+        return _over_dims(k, x, dims, (weight, bias), lambda flat, w, b: layer_norm(k, flat, 1, w, b, eps))
     if bias is not None and is_constant(k, bias, 0):
         bias = None
     if bias is None and weight is not None and is_constant(k, weight, 1):
@@ -141,8 +141,21 @@ def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node 
     return k.cast(normed, x.type.dtype)  # as torch: a half x is normed in its weights' type, and stays half
 
 
-def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
+def _over_dims(
+    k: Lowering, x: Node, dims: int, affine: tuple[Node | None, Node | None], norm: Callable[..., Node]
+) -> Node:
+    """norm(x, weight, bias) over the last ``dims`` dims as one: x [..., *of], weight and bias [*of]."""
+    lead, of = x.type.shape[: x.type.rank - dims], x.type.shape[x.type.rank - dims :]
+    if not lead or not of or any(v is not None and v.type.shape != of for v in affine):
+        raise Unsupported(f"a norm over {dims} dims of {x.type.rank}")
+    flat = (v if v is None else k.reshape(v, (-1,)) for v in affine)
+    return k.reshape(norm(k.reshape(x, (*lead, -1)), *flat), x.type.shape)
+
+
+def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float, dims: int = 1) -> Node:
     """x: [..., d], weight: [d]; torch multiplies what is normed, in x's type, by a weight of another."""
+    if dims != 1:
+        return _over_dims(k, x, dims, (weight, None), lambda flat, w, _: rms_norm(k, flat, w, eps))
     ones = k.const(np.ones(x.type.shape[-1:], np.float32), x.type.dtype)
     if weight is not None and weight.type.dtype is not x.type.dtype:
         return k.mul(*k.alike(rms_norm(k, x, ones, eps), weight))

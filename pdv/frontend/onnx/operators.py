@@ -181,10 +181,8 @@ def layer_norm(c: Call) -> tuple[Node | None, ...]:
 
 
 def rms_norm(c: Call) -> Node:
-    """Over the last dim."""
-    if c.axis() != c[0].type.rank - 1:
-        raise Unsupported("rms norm over several dims")
-    return layers.rms_norm(c.k, c[0], c[1], c.attrs.get("epsilon", 1e-5))
+    """From the axis on."""
+    return layers.rms_norm(c.k, c[0], c[1], c.attrs.get("epsilon", 1e-5), c[0].type.rank - c.axis())
 
 
 def batch_norm(c: Call) -> tuple[Node | None, ...]:

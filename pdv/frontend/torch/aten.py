@@ -194,11 +194,9 @@ def native_layer_norm(
 
 
 def rms_norm(k: Lowering, x: Node, shape: Sequence[int], weight: Node | None = None, eps: float | None = None) -> Node:
-    """Over the last dim; torch's default eps is that of the type it computes in, float32 at least."""
-    if len(shape) != 1:
-        raise Unsupported(f"rms norm over {len(shape)} dims")
+    """Over the last dims; torch's default eps is that of the type it computes in, float32 at least."""
     own = np.finfo(np.float64 if x.type.dtype is DType.F64 else np.float32).eps
-    return layers.rms_norm(k, x, weight, float(own) if eps is None else eps)
+    return layers.rms_norm(k, x, weight, float(own) if eps is None else eps, len(shape))
 
 
 def batch_norm(

@@ -1,6 +1,7 @@
 """Why a module cannot be exported: the cause in a sentence, the line of the model, and what to do.
 
-Entry points: ``export_error``, ``check_norms``, ``check_asked``, ``is_of_transforms``.
+Entry points: ``export_error``, ``check_norms``, ``check_asked``, ``is_of_transforms``; ``remedy``, of operators that no
+program may have.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
-from collections.abc import Set
+from collections.abc import Collection, Set
 from pathlib import PurePath
 
 import torch
 
 from ir.errors import ModelError, first_line
+from pdv.frontend.torch.opaque import REFUSED
 
 _OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[2]))  # whose lines are not the model's
 _TRANSFORMS = tuple(str(PurePath("_functorch", name)) for name in ("vmap.py", "eager_transforms.py", "apis.py"))
@@ -21,6 +23,16 @@ _TRANSFORMER = str(PurePath("torch", "nn", "modules", "transformer.py"))
 _NUMBERS = re.compile(r"\.(tolist|item)\(\)")
 _OF_TRACING = re.compile("FakeTensor|Sym(Int|Float|Bool)")  # no program without open sizes has such but of values
 _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
+
+
+_INSTEAD = {
+    REFUSED[torch.Tag.data_dependent_output]: "Give such numbers as Python's own (ints, lists of them): those are "
+    "constants of the program",
+    REFUSED[torch.Tag.dynamic_output_shape]: "Choose ahead of the model, and pass in what is chosen (edges with their "
+    "loops, in place of add_self_loops); or compute with all elements, and give those that are not chosen a weight of "
+    "zero (torch.where); or choose a fixed number (topk)",
+}
+"""What to do about operators that no declaration makes part of a program."""
 
 
 def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
@@ -135,3 +147,10 @@ def _suggest(error: Exception) -> str:
     _, found, rest = str(error).partition("Suggested fixes:\n")
     lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
     return f"torch suggests: {'; '.join(lines)}" if found and lines else ""
+
+
+def remedy(unsupported: Collection[str]) -> str:
+    """What to do where all that is refused depends on values; empty for what the error says of operators at large."""
+    found = {why: mend for why, mend in _INSTEAD.items() if any(f"{why})" in text for text in unsupported)}
+    known = all(any(f"{why})" in text for why in found) for text in unsupported)
+    return "; ".join(found.values()) if known else ""

@@ -1,7 +1,7 @@
 """Operators that nobody declared, run as they are by torch: opaque ones (`ir.ops.opaque`).
 
 Entry points: `opaque`, by which frontends make them; `register_operator`, by which users say how one may be cut;
-`remedy`, of those that none may be; `call_torch`, which runs them where programs are evaluated.
+`call_torch`, which runs them where programs are evaluated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -28,32 +28,27 @@ from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.registered import IN_TORCH, LOOPS
 from pdv.frontend.torch.exported_state import unlogged
 
-_REFUSED = {
+REFUSED = {
     torch.Tag.nondeterministic_seeded: "it draws at random",
     torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
     torch.Tag.data_dependent_output: "its result decides what the program is",
     torch.Tag.inplace_view: "it changes its operand",
 }
 
-_BY_VALUE = {
-    _REFUSED[torch.Tag.data_dependent_output]: "Give such numbers as Python's own (ints, lists of them): those are "
-    "constants of the program",
-    _REFUSED[torch.Tag.dynamic_output_shape]: "Choose ahead of the model, and pass in what is chosen (edges with their "
-    "loops, in place of add_self_loops); or compute with all elements, and give those that are not chosen a weight of "
-    "zero (torch.where); or choose a fixed number (topk)",
-}
-"""What to do about operators that no declaration makes part of a program."""
-
 _ATEN = torch.ops.aten
 _JUMPS = (_ATEN.floor, _ATEN.ceil, _ATEN.trunc, _ATEN.round, _ATEN.frac, _ATEN.div, _ATEN.floor_divide)
 _OF_ROWS = (
     _ATEN.topk, _ATEN.sort, _ATEN.argsort, _ATEN.cumprod, _ATEN.logcumsumexp, _ATEN.argmax, _ATEN.argmin,
-    _ATEN.max, _ATEN.min, _ATEN.gather, _ATEN.scatter, _ATEN.scatter_add, _ATEN.scatter_reduce,
+    _ATEN.max, _ATEN.min, _ATEN.median, _ATEN.nanmedian, _ATEN.mode, _ATEN.prod, _ATEN.norm, _ATEN.linalg_vector_norm,
+    _ATEN.gather, _ATEN.scatter, _ATEN.scatter_add, _ATEN.scatter_reduce,
 )  # fmt: skip
 """Functions of each row along the dim that is called so among their arguments, of which some leave that out.
 
 Of several operands, these have the same rows if their other dims have the same sizes.
 """
+
+_OF_ELEMENTS = (_ATEN.__and__, _ATEN.__or__, _ATEN.__xor__, _ATEN.__lshift__, _ATEN.__rshift__)
+"""Functions of elements that torch does not tag so."""
 
 OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     **dict.fromkeys((_ATEN.max_pool3d_with_indices, _ATEN.avg_pool3d, _ATEN._adaptive_avg_pool3d), (5, 1)),  # noqa: SLF001
@@ -61,7 +56,7 @@ OF_SAMPLES: Mapping[OpOverloadPacket, tuple[int, int]] = {
     **dict.fromkeys((_ATEN.col2im, _ATEN.linalg_inv_ex, _ATEN.linalg_cholesky_ex, _ATEN.linalg_qr), (3, 1)),
     **dict.fromkeys((_ATEN._linalg_det, _ATEN._linalg_slogdet, _ATEN._linalg_svd, _ATEN._linalg_eigh), (3, 1)),  # noqa: SLF001
     **dict.fromkeys((_ATEN._linalg_solve_ex, _ATEN.linalg_solve_triangular), (3, 2)),  # noqa: SLF001
-    _ATEN.linalg_matrix_exp: (3, 1),
+    _ATEN.linalg_matrix_exp: (3, 1), _ATEN._cdist_forward: (3, 2),  # noqa: SLF001
 }  # fmt: skip
 """Functions of each sample: of which rank the first operand is then at least, and how many have the samples first."""
 
@@ -175,13 +170,13 @@ def _loops_of(
     function: OpOverload, operands: Sequence[Node], args: Sequence[Value], kwargs: Mapping[str, Value], rank: int
 ) -> str:
     """What torch itself says of an operator: that it is one of elements; and what is known of those of rows."""
-    if torch.Tag.pointwise in function.tags:
+    if torch.Tag.pointwise in function.tags or function.overloadpacket in _OF_ELEMENTS:
         return f"{', '.join(['...'] * len(operands))} -> ..."
     if function.overloadpacket is _ATEN.convolution:
         return _loops_of_convolution(operands, rank, transposed=bool(args[6]))
     if function.overloadpacket in OF_SAMPLES:
         least, count = OF_SAMPLES[function.overloadpacket]
-        alike = count == len(operands) and len({x.type.shape[:1] for x in operands}) == 1
+        alike = count == len(operands) and all(_has_samples_of(x, operands[0], function) for x in operands)
         return _loops_of_samples(operands, rank, count) if alike and operands[0].type.rank >= least else ""
     if function in OF_CHANNELS:
         return " -> ".join(" ".join(("n c", *(f"{side}{dim}*" for dim in range(2, rank)))) for side in "xy")
@@ -190,14 +185,21 @@ def _loops_of(
     asked, before = function._schema.arguments, operands[0].type.rank  # noqa: SLF001
     given = {one.name: one.default_value for one in asked if one.has_default_value()}
     dim = {**given, **dict(zip((one.name for one in asked), args, strict=False)), **kwargs}.get("dim")
-    if dim is None or not 0 <= before - rank <= 1 or not before:
+    dims = dim if isinstance(dim, list | tuple) else [dim]
+    if len(dims) != 1 or dims[0] is None or not 0 <= before - rank <= 1 or not before:
         return ""
-    at = int(dim) % before
+    at = int(dims[0]) % before
     if len({(*x.type.shape[:at], None, *x.type.shape[at + 1 :]) for x in operands}) > 1:
         return ""
     rows = [f"d{i}" for i in range(before)]
     each = [" ".join((*rows[:at], f"n{number or ''}*", *rows[at + 1 :])) for number in range(len(operands))]
     return f"{', '.join(each)} -> {' '.join((*rows[:at], *['k*'] * (rank == before), *rows[at + 1 :]))}"
+
+
+def _has_samples_of(x: Node, first: Node, function: OpOverload) -> bool:
+    """Whether the first dim of an operand is that of the first one, and not one of a matrix that all samples share."""
+    vectors = function.overloadpacket is _ATEN._linalg_solve_ex and x.type.shape == first.type.shape[:-1]  # noqa: SLF001
+    return x.type.shape[:1] == first.type.shape[:1] and (vectors or x.type.rank == first.type.rank)
 
 
 def _loops_of_samples(operands: Sequence[Node], rank: int, count: int) -> str:
@@ -282,14 +284,7 @@ def _why_not(function: OpOverload) -> str:
         return "its result is its operand's memory"
     if function.namespace == "prims":
         return "torch has no gradient of it"
-    return next((why for tag, why in _REFUSED.items() if tag in function.tags), "")
-
-
-def remedy(unsupported: Collection[str]) -> str:
-    """What to do where all that is refused depends on values; empty for what the error says of operators at large."""
-    found = {why: mend for why, mend in _BY_VALUE.items() if any(f"{why})" in text for text in unsupported)}
-    known = all(any(f"{why})" in text for why in found) for text in unsupported)
-    return "; ".join(found.values()) if known else ""
+    return next((why for tag, why in REFUSED.items() if tag in function.tags), "")
 
 
 def _without_memory(function: OpOverload) -> OpOverload:

@@ -31,6 +31,7 @@ from pdv.frontend.torch.chosen_rows import of_chosen
 from pdv.frontend.torch.complex_numbers import Complex, check_real, is_complex, of_complex
 from pdv.frontend.torch.decomposed import DETACHES, decompose
 from pdv.frontend.torch.draws import DRAWING, Drawing, draws_of, place_of
+from pdv.frontend.torch.export_errors import remedy
 from pdv.frontend.torch.exported_state import (
     Memory,
     argument_names,
@@ -42,7 +43,7 @@ from pdv.frontend.torch.exported_state import (
     tensors,
     where_of,
 )
-from pdv.frontend.torch.opaque import opaque, remedy
+from pdv.frontend.torch.opaque import opaque
 from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
 
@@ -380,12 +381,11 @@ def _to_numpy(tensor: torch.Tensor, name: str) -> Array:
     if tensor.is_meta:
         raise ModelError(f"{name!r} is on the meta device and has no values", "", "Give the model real weights first")
     tensor = tensor.detach().cpu().contiguous()
+    array: Array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
 
-        bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(np.dtype(ml_dtypes.bfloat16))
-    array: Array = tensor.numpy()
+        return array.view(np.dtype(ml_dtypes.bfloat16))
     return array
 
 

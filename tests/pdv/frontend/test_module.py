@@ -79,6 +79,15 @@ class Again(nn.Module):
         return y
 
 
+class Drawn(nn.Sequential):
+    """A module, its parameters no two of which are equal."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter)
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear without bias": (lambda: nn.Linear(8, 4, bias=False), (2, 3, 8)),
     "conv, grouped and strided": (lambda: nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), (2, 8, 9, 9)),
@@ -102,6 +111,13 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "rms norm": (lambda: nn.RMSNorm(8, eps=1e-6), (2, 3, 8)),
     "layer norm without weights": (lambda: nn.LayerNorm(8, elementwise_affine=False), (2, 3, 8)),
+    "layer norm over several dims": (lambda: Drawn(nn.LayerNorm((3, 8))), (2, 4, 3, 8)),
+    "layer norm over several dims, without bias": (lambda: Drawn(nn.LayerNorm((4, 3, 8), bias=False)), (2, 4, 3, 8)),
+    "layer norm over several dims, without weights": (
+        lambda: nn.LayerNorm((3, 8), elementwise_affine=False),
+        (2, 3, 8),
+    ),
+    "rms norm over several dims": (lambda: Drawn(nn.RMSNorm((3, 8), eps=1e-6)), (2, 3, 8)),
     "gelu, tanh": (lambda: nn.GELU("tanh"), (2, 8)),
     "softmax of an inner dim": (lambda: nn.Softmax(1), (2, 3, 4)),
     "attention written out": (SelfAttention, (2, 5, 8)),
@@ -132,6 +148,15 @@ def test_module_equals_torch(name: str) -> None:
     torch.manual_seed(0)
     module, x = make(), torch.randn(shape)
     assert np.allclose(run(load_program(module, x), x), module(x).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if "over several dims" in name])
+def test_a_norm_over_several_dims_is_cut_as_one_over_one(name: str) -> None:
+    make, shape = MODULES[name]
+    program = load_program(make(), (torch.randn(shape),))
+    (norm,) = (node for node in program.graph.nodes if node.op.name in ("layer_norm", "rms_norm", "opaque"))
+    assert norm.op.name in name.replace(" ", "_")
+    assert norm.type.shape[0] == shape[0]
 
 
 def test_an_rms_norm_of_doubles_has_their_eps() -> None:

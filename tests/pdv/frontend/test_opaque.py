@@ -202,6 +202,16 @@ def _places(*sizes: int) -> Tensor:
         (lambda x: x.argmax(), ""),
         (lambda x: x.max(-1)[1], "d0 n* -> d0"),
         (lambda x: x.min(0, keepdim=True)[1], "n* d1 -> k* d1"),
+        (lambda x: x.median(0)[0], "n* d1 -> d1"),
+        (lambda x: x.mode(-1, keepdim=True)[1], "d0 n* -> d0 k*"),
+        (lambda x: x.prod(1), "d0 n* -> d0"),
+        (lambda x: x.prod(), ""),
+        (lambda x: torch.linalg.vector_norm(x, 3, dim=1, keepdim=True), "d0 n* -> d0 k*"),
+        (lambda x: torch.linalg.vector_norm(x, 3, dim=(0, 1), keepdim=True), ""),
+        (lambda x: x.int() & 3, "... -> ..."),
+        (lambda x: x.int() ^ x.sum(0, keepdim=True).int(), "..., ... -> ..."),
+        (lambda x: torch.cdist(x[:, :3], x[:, 3:6]), ""),  # one sample
+        (lambda x: torch.cdist(x.unflatten(1, (4, 2)), x[:, :2]), ""),  # to four points that all samples share
         (lambda x: x.scatter(1, _places(x.shape[0], 3), 2.0), "d0 n*, d0 n1* -> d0 k*"),
         (lambda x: x.scatter(0, _places(2, x.shape[1]), 1.0), "n* d1, n1* d1 -> k* d1"),
         (lambda x: x.scatter(1, _places(x.shape[0], 3), x), "d0 n*, d0 n1*, d0 n2* -> d0 k*"),  # three of each row
@@ -229,6 +239,7 @@ SAMPLES: dict[str, tuple[nn.Module | Callable[[Tensor], Tensor], tuple[int, ...]
     "grid": (lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False), (4, 5, 5)),
     "solve": (lambda x: torch.linalg.solve(x + 9 * torch.eye(4), torch.linalg.inv(x + 9 * torch.eye(4))), (4, 4)),
     "decompositions": (lambda x: torch.linalg.svdvals(x) * torch.linalg.det(x).unsqueeze(1), (4, 4)),
+    "distances": (lambda x: torch.cdist(x, x[:, 1:].tanh()), (4, 5)),
     "fold": (lambda x: F.fold(F.unfold(x, 3, padding=1) * 2, (5, 5), 3, padding=1), (4, 5, 5)),
 }
 
