@@ -46,7 +46,16 @@ Model: its class. ``train_step`` is forward, loss and backward on one batch; ``f
     give all weights and gradients, whole and under the source's names. Its parameters are DTensors.
 """
 
+from pathlib import Path
+
+from . import model
 from .model import Model, build
+
+if Path(model.__file__).resolve().parent != (here := Path(__file__).resolve().parent):  # build() would be of that one
+    raise ImportError(
+        f"other-package: {__name__} is imported from {here}, and {model.__name__}, which is there already, is from "
+        f"{model.__file__}. Allowed: one package of a name in a process. Import this one by another name."
+    )
 
 __all__ = ["Model", "build"]
 '''

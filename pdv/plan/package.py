@@ -197,8 +197,9 @@ def package_name(text: str) -> str:
 
 
 def import_package(directory: Path) -> Any:  # Any: a module made at run time
-    """Import a saved package from where it lies."""
-    name = f"_pdv_package_{abs(hash(str(directory)))}"
+    """Import a saved package from where it lies; one that was written in the place of another is not taken for it."""
+    texts = tuple((path.name, path.read_bytes()) for path in sorted(directory.glob("*.py")))
+    name = f"_pdv_package_{abs(hash((str(directory), texts)))}"
     spec = importlib.util.spec_from_file_location(
         name, directory / "__init__.py", submodule_search_locations=[str(directory)]
     )

@@ -103,7 +103,8 @@ class Files:
         return Files, (self._path,)
 
     def _file_of(self, name: str) -> Any:  # Any: it ships no types
-        path = self._paths[name]
+        if (path := self._paths.get(name)) is None:
+            raise _unreadable(self._path, KeyError(f"it has no tensor {name}"))
         return _open(path) if path.exists() else self._held[path]
 
 
@@ -319,10 +320,9 @@ class Joined:
 
 def join(dim: int, *parts: Stored) -> Stored:
     """Several stored tensors as one, as ``torch.cat``."""
-    joined = Joined(parts, dim)
+    joined, first, name = Joined(parts, dim), parts[0], " and ".join(part.name for part in parts)
     dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
-    names = " and ".join(part.name for part in parts)
-    return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
+    return Stored(first.file, name, dims, first.dtype, joined, tuple(joined.shape))
 
 
 # ---- What is in the memory of a tensor ----
@@ -374,5 +374,5 @@ def _local_lists(args: tuple[Any, ...], *, itself_fails: bool) -> tuple[Any, ...
 
 def cut_over(axes: Sequence[Axis], x: Tensor) -> tuple[Axis, ...]:
     """Those of a mesh's axes along which ranks hold different pieces."""
-    placements = x.placements if isinstance(x, DTensor) else ()
-    return tuple(a for a, placed in zip(axes, placements, strict=False) if isinstance(placed, Shard))
+    placed = zip(axes, x.placements if isinstance(x, DTensor) else (), strict=False)
+    return tuple(axis for axis, how in placed if isinstance(how, Shard))

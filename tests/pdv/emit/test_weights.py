@@ -84,3 +84,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Callable[[by
     wrong = re.escape(str(tmp_path / "other.safetensors" if name.endswith("is absent") else damaged))
     with pytest.raises(RuntimeError, match=rf"bad-weights: {wrong} \((\d+ bytes|no file)\) cannot be read: .*copy it"):
         StoredWeights(path)
+
+
+@pytest.mark.parametrize("read", [lambda weights: weights["matrix_2"], lambda weights: weights.file.get_tensor("bias")])
+def test_a_tensor_that_a_file_does_not_have_is_named(tmp_path: Path, read: Callable[[StoredWeights], object]) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_weights(path, tensors())
+    message = rf"bad-weights: {re.escape(str(path))} \(\d+ bytes\) cannot be read: .*it has no tensor (matrix_2|bias)"
+    with pytest.raises(RuntimeError, match=message):
+        read(StoredWeights(path))
