@@ -141,6 +141,19 @@ def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node 
     return k.cast(normed, x.type.dtype)  # as torch: a half x is normed in its weights' type, and stays half
 
 
+def diagonal(k: Lowering, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    """Elements of two dims whose places differ by ``offset``, as the last dim: by number, of both dims as one."""
+    rank = x.type.rank
+    two = dim1 % rank, dim2 % rank
+    x = k.permute(x, (*(dim for dim in range(rank) if dim not in two), *two))
+    *lead, rows, columns = x.type.shape
+    count = min(rows + min(offset, 0), columns - max(offset, 0))
+    if count < 1:
+        raise Unsupported("a diagonal without elements")
+    places = max(offset, 0) - min(offset, 0) * columns + np.arange(count) * (columns + 1)
+    return index_select(k, k.reshape(x, (*lead, rows * columns)), rank - 2, k.const(places))
+
+
 def _over_dims(
     k: Lowering, x: Node, dims: int, affine: tuple[Node | None, Node | None], norm: Callable[..., Node]
 ) -> Node:

@@ -377,6 +377,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.rms_norm.default": rms_norm,
     "aten.embedding.default": layers.embedding,
     "aten.index_select.default": layers.index_select,
+    "aten.diagonal.default": layers.diagonal,
     "aten.index.Tensor": index,
     "aten.nonzero.default": chosen_rows.nonzero,
     "aten.where.default": chosen_rows.where,

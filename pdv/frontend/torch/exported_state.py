@@ -213,13 +213,20 @@ def unlogged() -> Iterator[None]:
             log.disabled = disabled
 
 
+_OTHERS = ("/site-packages/torch/", f"{PurePath(__file__).parents[2]}/")
+"""Whose lines are not the model's, though they are in files."""
+_GENERATED = ('File "<eval_with_key>', 'File "<frozen', 'File "<string>')
+"""What others generated has no file, nor has what somebody typed (``<stdin>``)."""
+
+
 def where_of(node: torch.fx.Node) -> str:
     """`file.py:line` of the model's source that made a node, or the node's own name."""
     trace = node.meta.get("stack_trace") or ""
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not frames:
         return node.name
-    written = [frame for frame in frames if not frame.startswith('File "<')]  # what torch generated has no file
-    of_the_model = [frame for frame in written if "/site-packages/torch/" not in frame] or written or frames
-    path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
+    written = [frame for frame in frames if not frame.startswith('File "<')]
+    in_files = [frame for frame in written if not any(other in frame for other in _OTHERS)]
+    typed = [frame for frame in frames if frame.startswith('File "<') and not frame.startswith(_GENERATED)]
+    path, line = (in_files or typed or written or frames)[-1].removeprefix("File ").split(", line ", 1)
     return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"
