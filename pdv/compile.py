@@ -136,7 +136,7 @@ def optimize(
     """
     progress, watch = passing(progress), Watch(passing(watch.tell), passing(watch.stopped))
     fixed = Pinned(stages, micro_batches, schedule, recompute, virtual_stages=virtual_stages, slices=slices).settled
-    devices, pinned, how = load_target(cluster, mesh, pins, fixed)
+    devices, pinned, how = load_target(cluster, mesh, pins, with_activations(fixed, offload, (), mode, ()))
     predicates = isinstance(pinned, Pins)  # have no content by which a search could be remembered
     effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed, watch)
     content = pinned.content if isinstance(pinned, PinSet) else None
@@ -147,12 +147,12 @@ def optimize(
         frozen=freeze, weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
-    inside = pinned if isinstance(pinned, PinSet) and how.says_how else None
     of_whole = pinned if how.stages in (None, 1) else None  # a mesh of the cluster has other axes than a stage's
     problems = ask(program.graph, devices, pins=pinned if predicates else of_whole, rules=used)
     units = [entry.device for entry in devices.classes]
     choices = read_choices(products, offload, allow, mode, how, program.graph, units, compiled=compiled)
     how = with_activations(how, offload, allow, mode, units)
+    inside = pinned if isinstance(pinned, PinSet) and how.says_how else None
 
     def others(chosen: Choice, rules: Any, graph: Graph, cluster: Cluster) -> list[Problem]:
         return [chosen.of(problem, units) for problem in ask(graph, cluster, rules=rules)]

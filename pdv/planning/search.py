@@ -238,7 +238,10 @@ def _check_alone(holds: bool) -> None:
         UsageError: if it does not.
     """
     if not holds:
-        what = "stages, micro-batches, their schedule or recomputation are fixed, and predicates, or --pipelines never"
+        what = (
+            "stages, micro-batches, their schedule, recomputation or activations on the host are fixed, and predicates"
+            ", or --pipelines never"
+        )
         raise UsageError(what, mend="Leave one of them out")
 
 

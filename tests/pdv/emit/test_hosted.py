@@ -249,3 +249,14 @@ def test_what_does_not_go_with_it_is_refused(given: dict[str, Any], what: str) -
         pdv.optimize(Blocks(), (torch.randn(8, 4, 16),), cluster=cluster(2), offload="activations", **given)
     with pytest.raises(UsageError, match="without repeated layers"):
         pdv.optimize(nn.Linear(4, 4), (torch.randn(8, 4),), cluster=cluster(2), offload="activations")
+
+
+@pytest.mark.parametrize("mesh", [{"mesh": {"dp": 2}}, {}])
+def test_it_goes_with_pins_and_a_mesh(mesh: dict[str, Any]) -> None:
+    pins = {"mesh": {"dp": 2}, "techniques": {"dp": "zero-2"}}
+    for where in ("activations", "all"):
+        plan = pdv.optimize(
+            Blocks(), (torch.randn(8, 4, 16),), cluster=cluster(2), offload=where, pins=pins, check=False, **mesh
+        )
+        assert "ZeRO-2" in plan.document["techniques"]["dp"]
+        assert "offload-activations" in {step["rule"] for step in plan.document["derivation"]}
