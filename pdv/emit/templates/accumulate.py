@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .calls import check_divisible
 from .kernels.refused import nothing_trained, told
-from .losses import LossFn, batch_terms
+from .losses import LossFn, batch_terms, reduction_of
 from .optimizers import look_at_steps
 from .parallel import Axis
 from .stored import local_piece
@@ -62,7 +62,7 @@ class Given:
         check_divisible(tensors_in(target), axes[0], count)
         self.batches = [list(parts) for parts in zip(*(_split_rows(x, count) for x in inputs), strict=True)]
         self._wanted = [map_tensors(target, partial(_part, count=count, number=number)) for number in range(count)]
-        self._loss_fn, self._reduction, self._count = loss_fn, reduction, count
+        self._loss_fn, self._reduction, self._count = loss_fn, reduction_of(loss_fn, reduction), count
         self._axes, self._stage = axes
         self._cut = [axis for axis in self._axes if axis.size > 1]
         self._terms: list[Tensor] = []

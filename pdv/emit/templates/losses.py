@@ -31,7 +31,7 @@ LossFn = Callable[[Any, Any], Tensor | Term | Sequence[Term]]
 _counts = [1]
 """How many pairs the last ``loss_fn`` returned: as many as others sum, where it ends in an error on this rank."""
 
-# Losses of torch of which every row's share in the mean is known, each with its module and the options it may have.
+# Losses of torch of which every row's share is known, each with its module and the options it may have.
 _TORCH_LOSSES: tuple[tuple[Callable[..., Tensor], type[nn.Module], tuple[str, ...]], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss, ("weight", "ignore_index", "label_smoothing")),
     (F.nll_loss, nn.NLLLoss, ("weight", "ignore_index")),
@@ -107,14 +107,13 @@ def begin_weight(
     Ranks that wait for one another between forward and backward lose what each is late by.
     """
     axes = [axis for axis in batch_axes if axis.size > 1]
-    torch_mean = _torch_mean(loss_fn) if axes and reduction == "mean" else None
-    if torch_mean is None:
+    torch_loss = _torch_loss(loss_fn) if axes and reduction == "mean" else None
+    if torch_loss is None:
         return None
-    function, options = torch_mean
-    if not _is_of_labels(function, target):  # numbers of elements, of which all ranks have as many
+    if not _is_of_labels(torch_loss[0], target):  # numbers of elements, of which all ranks have as many
         return lambda weights: weights * math.prod(axis.size for axis in axes)
     try:
-        own = _weight_of_labels(target, options)
+        own = _weight_of_labels(target, torch_loss[1])
     except Exception:  # noqa: BLE001  # labels that are none: the loss will say so
         own = target.new_zeros(())
     summed = Sum(own.to(torch.float64), axes)
@@ -144,13 +143,12 @@ def batch_terms(
     parts += [f"{micro_batches} micro-batches"] if micro_batches > 1 else []
     outputs: Sequence[Tensor] = output if isinstance(output, tuple) else (output,)
     ends = [get_gradient_edge(x).node if x.requires_grad else None for x in outputs]  # loss_fn may change outputs
-    seen: set[Node] = set()
+    seen = set[Node]()
     try:
         totals = _own_terms(loss_fn, output, target, reduction, parts)
         if totals.dim() != 2:
             return _with_gradient(totals, outputs)
-        if parts:
-            seen = _reached(totals, ends)
+        seen = _reached(totals, ends) if parts else seen
     except Exception as error:
         if failed is None:
             raise
@@ -162,9 +160,9 @@ def batch_terms(
 
 def _own_terms(loss_fn: LossFn, output: Any, target: Any, reduction: str, parts: Sequence[str]) -> Tensor:
     """What ``loss_fn`` returns of these rows, as ``batch_terms``."""
-    torch_mean = _torch_mean(loss_fn) if parts else None
-    if torch_mean and reduction == "mean":
-        result: Any = _torch_term(*torch_mean, output, target)
+    torch_loss = _torch_loss(loss_fn) if parts else None
+    if torch_loss and reduction == reduction_of(loss_fn, "mean"):
+        result: Any = _torch_term(*torch_loss, output, target)
     else:
         result = loss_fn(output, target)
     if isinstance(result, Tensor):
@@ -172,7 +170,7 @@ def _own_terms(loss_fn: LossFn, output: Any, target: Any, reduction: str, parts:
             raise bad_loss(f"It returned {text(result)}, as of reduction='none'; take its sum, and how many count")
         if not parts:
             return result
-        if torch_mean or reduction == "mean":
+        if torch_loss or reduction == "mean":
             raise unknown_weights(parts)
         result = result, 1
     return _sums_and_weights(result, output if isinstance(output, tuple) else (output,))
@@ -197,9 +195,8 @@ def _sums_and_weights(result: Any, outputs: Sequence[Tensor]) -> Tensor:
             raise bad_loss(f"It returned {text(term)}")
         if isinstance(term[1], Tensor) and term[1].requires_grad:
             raise bad_loss("It returned a weight that has a gradient, as a second loss would")
-    dtype = _type_of_sums(outputs)
-    rows = zip(*terms, strict=True)
-    return torch.stack([torch.stack([_scalar(x, dtype, outputs[0].device) for x in row]) for row in rows])
+    dtype, device = _type_of_sums(outputs), outputs[0].device
+    return torch.stack([torch.stack([_scalar(x, dtype, device) for x in row]) for row in zip(*terms, strict=True)])
 
 
 def _type_of_sums(outputs: Sequence[Tensor]) -> torch.dtype:
@@ -254,11 +251,17 @@ def _rest_of_graph(
     return sum(x[:0].sum() for x, is_left in zip(outputs, left, strict=True) if is_left)
 
 
-# ---- The means that torch takes ----
+# ---- The means and sums that torch takes ----
 
 
-def _torch_mean(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]] | None:
-    """The function and its options, if ``loss_fn`` is one of ``_TORCH_LOSSES`` that takes a mean."""
+def reduction_of(loss_fn: LossFn, reduction: str) -> str:
+    """The reduction, but for a loss of torch that is a sum by its own option: that adds up."""
+    is_sum = (_torch_loss(loss_fn) or (None, {}))[1].get("reduction") == "sum"
+    return "sum" if is_sum else reduction
+
+
+def _torch_loss(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]] | None:
+    """The function and its options, if ``loss_fn`` is one of ``_TORCH_LOSSES`` that takes a mean or a sum."""
     options: dict[str, Any] = {}
     if isinstance(loss_fn, partial) and not loss_fn.args:
         loss_fn, options = loss_fn.func, dict(loss_fn.keywords)
@@ -269,27 +272,24 @@ def _torch_mean(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]] | 
             options = {name: getattr(loss_fn, name) for name in (*names, "reduction")}
         elif loss_fn is not function:
             continue
-        means = {"mean", "batchmean"} if function is F.kl_div else {"mean"}
-        if options.get("reduction", "mean") in means and options.keys() <= {*names, "reduction"}:
+        known = {"mean", "sum", "batchmean"} if function is F.kl_div else {"mean", "sum"}
+        if options.get("reduction", "mean") in known and options.keys() <= {*names, "reduction"}:
             return function, options
     return None
 
 
 def _torch_term(function: Callable[..., Tensor], options: dict[str, Any], output: Any, target: Any) -> Term:
-    """Sum and weight of the rows given, of the mean that torch would take of them."""
+    """Sum and weight of the rows given, of the mean (or sum) that torch would take of them."""
     losses = function(output, target, **{**options, "reduction": "none"})
-    of_classes, labels = function in _OF_CLASSES, _is_of_labels(function, target)
+    labels = _is_of_labels(function, target)
     of_rows = losses.shape == (output.shape[:-1] if function in _OF_ROWS else output.shape)
     wanted = output.shape[:1] if function is F.multi_margin_loss else output.shape
-    aligned = (labels or target.shape == wanted) and (of_classes or of_rows)
+    aligned = (labels or target.shape == wanted) and (function in _OF_CLASSES or of_rows)
     if not aligned or losses.dim() == 0:  # broadcast, or one row that torch takes for all classes
         shapes = f"{list(output.shape)} and {list(target.shape)}"
         raise bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
-    weight: Tensor | int = losses.numel()
-    if labels:
-        weight = _weight_of_labels(target, options)
-    elif options.get("reduction") == "batchmean":
-        weight = output.size(0)
+    weight = output.size(0) if options.get("reduction") == "batchmean" else losses.numel()
+    weight = _weight_of_labels(target, options) if labels else weight
     return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)), weight
 
 

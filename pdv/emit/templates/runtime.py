@@ -231,8 +231,8 @@ class ParallelModule(Named):
 
         ``loss_fn(output, target)`` sees this rank's rows and returns ``(sum, weight)``: of their losses, and of what
         they weigh, such as the tokens that are not padding. The loss is all sums over all weights; of a list of pairs,
-        these means are added. A loss of torch that takes a mean, such as ``nn.CrossEntropyLoss()``, may be given as it
-        is, and any loss where the batch is not cut. With ``reduction="sum"`` the loss is all sums, or plain scalars.
+        these means are added. A loss of torch, such as ``nn.CrossEntropyLoss()`` with its mean or sum, may be given as
+        it is, and any loss where the batch is not cut. With ``reduction="sum"`` the loss is all sums, or plain scalars.
 
         Inputs may be a mapping by their names; ``loss_fn`` gets rows of a target in the form that it has: a tensor,
         several, a mapping, or None.

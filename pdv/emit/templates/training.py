@@ -31,7 +31,7 @@ from .kernels.meetings import meet
 from .kernels.refused import nothing_trained
 from .kernels.states import check_loaded_states, check_pieces
 from .kernels.steps import cut, is_same_on
-from .losses import LossFn, batch_loss, begin_weight, passes
+from .losses import LossFn, batch_loss, begin_weight, passes, reduction_of
 from .optimizers import look_at_steps
 from .parallel import Axis, combine, partition
 from .stored import Held, Weights, cut_over, local_piece
@@ -179,10 +179,11 @@ def train_step(
         check_divisible(tensors_in(wanted), batch_axes)
     with losses_add_up(model, given, wanted) if rows == "local" else losses_add_up(model, (given, wanted)):
         own = wanted if rows == "local" else shard_batch(wanted, batch_axes)
-        weigh = begin_weight(loss_fn, own, batch_axes, reduction)
+        summed = reduction_of(loss_fn, reduction)
+        weigh = begin_weight(loss_fn, own, batch_axes, summed)
         mesh: Mesh | None = getattr(model, "mesh", None)
         beside = None if mesh is None else mesh.sums.beside
-        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, reduction, weigh, beside)
+        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, beside)
         with nullcontext() if mesh is None else mesh.sums.only_pass():
             share.backward()  # type: ignore[no-untyped-call]
     try:

@@ -21,6 +21,7 @@ from pdv.frontend.quantiles import quantile
 from pdv.frontend.torch import chosen_rows, draws, more
 from pdv.frontend.torch.opaque import OF_CHANNELS, opaque
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
+from pdv.frontend.torch.tracing import alignments
 
 
 def pair(value: Sequence[int] | int) -> Pair:
@@ -314,6 +315,7 @@ def in_torch(function: OpOverload) -> Handler:
 
 HANDLERS: Mapping[str, Handler] = {
     **more.HANDLERS,
+    **alignments.HANDLERS,
     **{str(function): in_torch(function) for function in OF_CHANNELS},
     **draws.READERS,
     **draws.DROPOUT,

@@ -47,9 +47,10 @@ def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
         )
     if "_ctc_loss" in first_line(error):
         return ModelError(
-            f"{name} cannot be exported: what ctc_loss runs depends on its lengths, which are tensors{where}",
-            "Programs that are the same for all values",
-            "Return the log probabilities, and take the loss outside of the module: model.train_step(x, y, loss_fn)",
+            f"{name} cannot be exported: where the targets of a row of ctc_loss lie depends on lengths{where}",
+            "Targets that are rows, [n, s], or labels.masked_select(mask) of lengths mask.sum(-1)",
+            "Pad them; or return the log probabilities, and take the loss outside of the module: "
+            "model.train_step(x, y, loss_fn)",
         )
     if is_of_transforms(error):
         return ModelError(

@@ -32,6 +32,7 @@ from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dim
 from pdv.frontend.torch.export_errors import check_asked, check_norms, export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of, unlogged
 from pdv.frontend.torch.program import NOTES, OWN_BACKWARD, load_exported_program
+from pdv.frontend.torch.tracing.alignments import Alignments
 from pdv.frontend.torch.tracing.chance import Chance
 from pdv.frontend.torch.tracing.conversions import unconverted
 from pdv.frontend.torch.tracing.guards import Guards
@@ -257,7 +258,7 @@ class _Finite(TorchFunctionMode):
 
 @contextmanager
 def _values_known(values: KnownValues, guards: Guards) -> Iterator[None]:
-    with unconverted(), solving(), guards, guards.of_sizes(), values.in_forward(), _Data(), _Finite():
+    with unconverted(), solving(), guards, guards.of_sizes(), values.in_forward(), _Data(), _Finite(), Alignments():
         yield
 
 

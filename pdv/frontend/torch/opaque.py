@@ -66,7 +66,7 @@ OF_CHANNELS = tuple(getattr(packet, form) for form in ("default", "vec") for pac
 ))  # fmt: skip
 """Functions of each channel of each sample, [n, c, *space]; made of others they take twice as long or more."""
 
-_BEYOND = re.compile("out of (bounds|range)")
+_BEYOND = re.compile("out of (bounds|range)|to have value at (most|least)")
 
 NONE: Mapping[Node, int] = MappingProxyType({})
 
@@ -221,7 +221,7 @@ def _loops_of_convolution(operands: Sequence[Node], rank: int, *, transposed: bo
 def call_torch(
     foreign: Foreign, arrays: Sequence[Value], tracked: Sequence[bool]
 ) -> tuple[Value, Callable[[Value], list[Value]]]:
-    """The function on arrays, of floats in float64; and how the gradients of its operands are had.
+    """The function on arrays, of floats in their own type; and how the gradients of its operands are had.
 
     Raises:
         OutOfBoundsError: if ids lie beyond what it indexes.
@@ -231,7 +231,7 @@ def call_torch(
     if why := _why_not(function):
         raise ModelError(f"{foreign.function} cannot be part of a program: {why}")
     tensors = [
-        torch.from_numpy(np.array(x, dtype=kind)).requires_grad_(is_tracked)
+        torch.from_numpy(np.array(x, dtype=x.dtype if kind == "float64" else kind)).requires_grad_(is_tracked)
         for x, kind, is_tracked in zip(arrays, foreign.types, tracked, strict=True)
     ]
     args, kwargs = _read(foreign.arguments, tensors)

@@ -78,7 +78,7 @@ def same(model: Classifier, wanted: dict[str, Tensor]) -> None:
 def micro_batches(model: Classifier) -> None:
     x, y = batch()
     own_x, own_y = (model.shard_batch(each) for each in (x, y))
-    for loss_fn in (pair, nn.CrossEntropyLoss()):
+    for loss_fn in (pair, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")):
         whole = model.train_step(x, y, loss_fn).item()
         wanted = model.full_gradients()
         model.zero_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from pdv.emit.templates.kernels import buckets
-from pdv.emit.templates.losses import batch_loss, begin_weight
+from pdv.emit.templates.losses import batch_loss, begin_weight, reduction_of
 from pdv.emit.templates.parallel import Axis
 
 Data = tuple[Tensor, Tensor]
@@ -239,6 +239,38 @@ def test_a_sum_is_the_sum_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(grad, output.grad)
 
 
+SUMS = {
+    "module": Case(nn.CrossEntropyLoss(reduction="sum"), labels),
+    "class weights, smoothing": Case(nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1, reduction="sum"), labels),
+    "function": Case(partial(F.mse_loss, reduction="sum"), numbers),
+    "bce of logits": Case(nn.BCEWithLogitsLoss(pos_weight=WEIGHTS + 1, reduction="sum"), chances),
+    "kl": Case(nn.KLDivLoss(reduction="sum"), distributions),
+    "margins of classes": Case(nn.MultiMarginLoss(reduction="sum"), classes),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_a_sum_of_torchs_own_is_that_of_the_whole_batch(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever train_step is told: the loss says it itself."""
+    case = SUMS[name]
+    reduction = reduction_of(case.loss_fn, said)
+    for ranks in (1, 2, 4):
+        data = case.data(8, ranks)
+        output = data[0].detach().clone().requires_grad_()
+        expected = case.loss_fn(output, data[1])
+        torch.autograd.backward(expected)
+        found, grad = cut_loss(monkeypatch, case.loss_fn, data, ranks, reduction)
+        assert found == pytest.approx([expected.item()] * ranks, rel=1e-12)
+        assert output.grad is not None
+        torch.testing.assert_close(grad, output.grad, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), F.mse_loss, Axis, lambda y, t: (y - t).sum()])
+def test_other_losses_do_not_say_that_they_are_sums(loss_fn: Any) -> None:
+    assert [reduction_of(loss_fn, said) for said in ("mean", "sum")] == ["mean", "sum"]
+
+
 def test_where_the_batch_is_whole_any_loss_is_taken_as_it_is() -> None:
     output, target = numbers(4, 0)
     output.requires_grad_()
@@ -318,6 +350,7 @@ def test_what_is_no_sum_and_weight_is_refused(message: str, monkeypatch: pytest.
     [
         (F.mse_loss, torch.randn(4, 1), torch.randn(4)),  # every row with every other
         (F.mse_loss, torch.randn(2, 1), torch.randn(2)),
+        (nn.MSELoss(reduction="sum"), torch.randn(4, 1), torch.randn(4)),
         (F.cross_entropy, torch.randn(4), torch.rand(4)),  # rows taken for classes
     ],
 )
@@ -326,7 +359,7 @@ def test_rows_that_meet_others_are_refused(
     loss_fn: Any, output: Tensor, target: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="bad-loss: Rows of output and target"):
-        cut_loss(monkeypatch, loss_fn, (output, target), 2)
+        cut_loss(monkeypatch, loss_fn, (output, target), 2, reduction_of(loss_fn, "mean"))
 
 
 def test_means_are_not_summed(monkeypatch: pytest.MonkeyPatch) -> None:

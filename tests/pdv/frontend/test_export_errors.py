@@ -168,12 +168,12 @@ def test_what_to_do_about_operators_that_depend_on_values(ways: tuple[str, ...],
 
 class Transcribed(nn.Module):
     def forward(self, x: Tensor, labels: Tensor, of_x: Tensor, of_labels: Tensor) -> Tensor:
-        return F.ctc_loss(x.log_softmax(-1), labels, of_x, of_labels)
+        return F.ctc_loss(x.log_softmax(-1), labels.flatten(), of_x, of_labels)
 
 
-def test_a_loss_of_lengths_is_to_be_taken_outside() -> None:
+def test_a_loss_of_targets_in_one_row_is_to_be_taken_outside() -> None:
     lengths = torch.full((2,), 3)
-    with pytest.raises(ModelError, match="ctc_loss runs depends on its lengths") as told:
+    with pytest.raises(ModelError, match="of ctc_loss lie depends on lengths") as told:
         load_program(Transcribed(), (torch.randn(3, 2, 5), torch.ones(2, 3, dtype=torch.long), lengths, lengths))
     assert "model.train_step(x, y, loss_fn)" in str(told.value)
 
