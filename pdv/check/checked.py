@@ -78,15 +78,15 @@ def check_text(
     directory: Path = Path("emitted"),
     most: int | None = None,
 ) -> Checked:
-    """Run the text that is emitted of a PCG, or ``files`` that were made of it, and compare with the source.
-
-    For inference outputs alone are compared, else gradients and buffers too.
+    """Run the text emitted of a PCG, or ``files`` made of it; compare outputs, and in training gradients and buffers.
 
     Args:
-        source, emission: the serial program, and what is emitted of its PCG.
+        source: the serial program.
+        emission: of its PCG.
         weights: the source's; none is read but to learn the shape of what a view reshapes.
         files: the modules of the package; by default as they are emitted.
-        directory: what messages name; most: elements of a program that is run at its own sizes, by default few.
+        directory: what messages name.
+        most: elements of a program that is run at its own sizes; by default few.
 
     Raises:
         VerificationError: if the text does not run, or gives something else than the source.
