@@ -220,7 +220,7 @@ _GENERATED = ('File "<eval_with_key>', 'File "<frozen', 'File "<string>')
 
 
 def where_of(node: torch.fx.Node) -> str:
-    """`file.py:line` of the model's source that made a node, or the node's own name."""
+    """`file.py:line` of the model's source that made a node, else the module that it is of, or the node's own name."""
     trace = node.meta.get("stack_trace") or ""
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not frames:
@@ -228,5 +228,8 @@ def where_of(node: torch.fx.Node) -> str:
     written = [frame for frame in frames if not frame.startswith('File "<')]
     in_files = [frame for frame in written if not any(other in frame for other in _OTHERS)]
     typed = [frame for frame in frames if frame.startswith('File "<') and not frame.startswith(_GENERATED)]
+    modules = [str(name) for name, _ in node.meta.get("nn_module_stack", {}).values() if name]
+    if modules and not (written or typed):  # below torch.no_grad()
+        return modules[-1]
     path, line = (in_files or typed or written or frames)[-1].removeprefix("File ").split(", line ", 1)
     return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

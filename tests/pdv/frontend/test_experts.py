@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,7 @@ import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
+from pdv.frontend.torch.tracing.hits import hits
 from tests.pdv.as_modules import gap_of
 from tests.pdv.worlds import cluster
 
@@ -160,7 +163,55 @@ def left_out_by_counts(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: T
     return out
 
 
+def hit(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """As transformers has it: experts that some row chose."""
+    out, mask = torch.zeros_like(x), F.one_hot(selected, EXPERTS).permute(2, 1, 0)
+    expert_hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    for number in expert_hit:
+        expert = experts[number]
+        n, b = torch.where(mask[number].squeeze(0))
+        state = x[None, b].reshape(-1, WIDTH)
+        found = expert(state) * w[b, n, None]
+        out.index_add_(0, b, found.to(x.dtype))
+    return out
+
+
+def hit_by_number(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """The same, of which one is left out, and another does nothing."""
+    out = torch.zeros_like(x)
+    with torch.no_grad():
+        mask = F.one_hot(selected, num_classes=EXPERTS)
+        mask = mask.permute(2, 1, 0)
+        expert_hit = (mask.sum(dim=(-1, -2)) > 0).nonzero(as_tuple=False).squeeze(-1)
+    for one in expert_hit:
+        number = int(one.item())
+        if number == EXPERTS:
+            continue
+        n, b = torch.where(mask[number])
+        if b.numel() == 0:
+            continue
+        if number > 0:
+            expert = experts[number]
+            found = expert(x[b])
+        else:
+            found = x[b] * 2
+        out.index_add_(0, b, found * w[b, n, None])
+    return out
+
+
+def over_hit(experts: nn.ModuleList, x: Tensor, w: Tensor, selected: Tensor) -> Tensor:
+    """As ``hit``, and in some way more than that."""
+    out, mask = torch.zeros_like(x), F.one_hot(selected, EXPERTS).permute(2, 1, 0)
+    for number in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+        n, b = torch.where(mask[number].squeeze(0))
+        out.index_add_(0, b, experts[number](x[b]) * w[b, n, None])
+    return out
+
+
 LOOPS: list[Loop] = [
+    hit,
+    hit_by_number,
+    over_hit,
     added_in_place,
     one_hot,
     one_hot_in_place,
@@ -173,6 +224,26 @@ LOOPS: list[Loop] = [
     run_if_rows,
     left_out_by_counts,
 ]
+
+
+MORE = {
+    "out, mask": ("out, mask", "out, mask"),  # none
+    "how many experts were chosen": ("        out.index", "        out = out * 0.5\n        out.index"),
+    "which expert was the last": ("return out", "return out + number"),
+    "sums of signs": ("permute(2, 1, 0)", "permute(2, 1, 0) * w.T.sign()"),
+    "the rows of another expert": ("mask[number]", "mask[number - 1]"),
+    "sums over other dims": ("dim=(-1, -2)", "dim=(0, 1)"),
+    "a mask that is written into": ("    for", "    mask[0] = 1\n    for"),
+    "a mask that changes": ("        out.index", "        mask = mask.flip(0)\n        out.index"),
+    "a number that changes": ("        n, b", "        if EXPERTS: number = number * 0\n        n, b"),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_loops_that_do_more_are_not_run_over_all_experts(what: str) -> None:
+    text = inspect.getsource(over_hit).replace(*MORE[what])
+    found = [ast.unparse(each) for each in hits(ast.parse(text))]
+    assert found == ([] if what != "out, mask" else ["(mask.sum(dim=(-1, -2)) > 0).nonzero()"])
 
 
 def _read(module: nn.Module, *inputs: Tensor) -> None:

@@ -3,7 +3,7 @@
 ``if labels.max() >= classes: raise ValueError(…)`` and ``assert (weights > 0).all()`` ask values that tracing has not.
 Of a call that ends well the answer is known all the same: no error is raised. Programs go that way, and check nothing;
 that the module does not raise on the example inputs is seen where it is run itself. What spares a loop work on no rows
-(``skips``) is asked likewise, of sizes too: programs do that work.
+(``skips``) is asked likewise, of sizes too: programs do that work. Loops over experts that some row chose go over all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import PurePath
@@ -22,12 +22,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
+from pdv.frontend.torch.tracing.hits import hits
 from pdv.frontend.torch.tracing.skips import skips
 
 _Span = tuple[int, int, int, int]  # line, column, and where it ends: line, column
 _SAID, _LOOKED_AT = 3, 2
 _LEAVES = (ast.Return, ast.Break, ast.Continue)
+_FORMS = frozenset("nonzero argwhere squeeze flatten view reshape".split())  # noqa: SIM905
 
 
 class Guards(TorchFunctionMode):
@@ -39,6 +43,8 @@ class Guards(TorchFunctionMode):
         """Where such checks stand: ``file.py:7``."""
         self.skipped: dict[str, None] = {}
         """Where work on no rows is spared."""
+        self._numbers: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
+        """Of the numbers of those rows in which something holds, how many rows there are."""
 
     def notes(self) -> tuple[str, ...]:
         """What the program leaves out, in words."""
@@ -90,7 +96,26 @@ class Guards(TorchFunctionMode):
         if name in ("__bool__", "item") and (found := _asking(sys._getframe(1))) is not None:  # noqa: SLF001
             answer = self._noted(*found)
             return answer if name == "__bool__" else _Number(answer)
-        return function(*args, **(kwargs or {}))
+        if name in ("__iter__", "unbind") and (where := self._hit(args[0], sys._getframe(1))):  # noqa: SLF001
+            self.skipped[where] = None
+            with _disable_current_modes():  # constants, as any that a module makes of numbers
+                numbers = torch.arange(self._numbers[args[0]])
+                return iter(numbers.reshape(-1, *[1] * (args[0].dim() - 1)).unbind())
+        result = function(*args, **(kwargs or {}))
+        if name in _FORMS and isinstance(result, torch.Tensor):
+            self._note_numbers(result, args[0])
+        return result
+
+    def _hit(self, numbers: Any, frame: FrameType | None) -> str:  # Any: a tensor
+        """Where a loop stands that goes over the numbers of rows in which something holds, and may go over all."""
+        return _looping(frame) if isinstance(numbers, torch.Tensor) and numbers in self._numbers else ""
+
+    def _note_numbers(self, x: torch.Tensor, of: torch.Tensor) -> None:
+        """That a tensor has the numbers of rows, [n] or [n, 1], if it is where another holds, or a form of such."""
+        is_list = x.dim() in (1, 2) and isinstance(x.size(0), torch.SymInt) and x.shape[1:] in ((), (1,))
+        count = self._numbers.get(of, int(of.size(0)) if of.dim() == 1 and isinstance(of.size(0), int) else None)
+        if is_list and count is not None:
+            self._numbers[x] = count
 
 
 class _Counts:
@@ -139,6 +164,18 @@ def _asking(frame: FrameType | None) -> tuple[bool, str, bool] | None:
     return None
 
 
+def _looping(frame: FrameType | None) -> str:
+    """Where a loop stands that may go over all rows, if one asks; else empty."""
+    while frame is not None and frame.f_code.co_name in ("__torch_function__", "__iter__"):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name = frame.f_code.co_filename
+    over = _loops(name, tuple(linecache.getlines(name, frame.f_globals)))
+    found = (one for span in _spans(frame) for one in over if _holds(one, span))
+    return next((f"{PurePath(name).name}:{one.lineno}" for one in found), "")
+
+
 def _spans(frame: FrameType) -> Iterator[_Span]:
     """Where it asks, and what was computed right before: ``not`` and ``assert`` ask as whole statements."""
     told: list[_Span] = []
@@ -178,6 +215,16 @@ def _checks(name: str, lines: Sequence[str]) -> tuple[Mapping[ast.expr, bool], M
         return dict(_tests(tree)), dict(skips(tree))
     except (SyntaxError, ValueError):  # of a notebook's cell with commands of its own
         return {}, {}
+
+
+@lru_cache(maxsize=256)
+def _loops(name: str, lines: Sequence[str]) -> Sequence[ast.expr]:
+    """Of a file what loops go over that may go over all rows."""
+    del name
+    try:
+        return tuple(hits(ast.parse("".join(lines))))
+    except (SyntaxError, ValueError):
+        return ()
 
 
 def _tests(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
