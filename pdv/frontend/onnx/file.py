@@ -19,7 +19,7 @@ from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.inner import lift
-from pdv.frontend.onnx.proto import check_proto, external_tensors
+from pdv.frontend.onnx.proto import check_proto, external_tensors, fill_sparse
 
 EXTERNAL = {"location", "offset", "length", "checksum"}
 BYTES = {"offset", "length"}  # of EXTERNAL, those that are numbers
@@ -98,6 +98,7 @@ def quietly() -> Iterator[None]:
 def _load(path: Path) -> onnx_ir.Model:
     with quietly():
         proto = onnx.load(path, load_external_data=False)
+        fill_sparse(proto.graph)
         check_proto(proto)
         for tensor in external_tensors(proto):
             _check_place(tensor)

@@ -1,6 +1,6 @@
 """What protobuf lets a file say and no reader of it should have to choose between: two payloads, one name twice.
 
-Entry point: ``check_proto``.
+Entry points: ``check_proto``, and ahead of it ``fill_sparse``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -17,6 +18,7 @@ from ir.errors import ModelError
 
 EXPORT = "Export it again"
 MOST_OPERATORS = 1 << 15  # of a model: many times those of the largest, and what can be planned at all
+MOST_FILLED = 1 << 28  # elements of a sparse tensor, which a file of some bytes may say to be any number
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _OF_TYPE = {
     "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
@@ -30,6 +32,34 @@ _ELEMENTS: dict[int, int] = {TensorProto.COMPLEX64: 2, TensorProto.COMPLEX128: 2
 _PACKED = frozenset(
     number for name, number in TensorProto.DataType.items() if name in {"INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2"}
 )
+
+
+def fill_sparse(graph: onnx.GraphProto) -> None:
+    """Put tensors with all their zeros in the place of the sparse initializers of a graph.
+
+    Raises:
+        ModelError: naming one that is malformed, too large, or stored in a file of its own.
+    """
+    for sparse in graph.sparse_initializer:
+        values, indices, dims = sparse.values, sparse.indices, tuple(sparse.dims)
+        what = f"the sparse initializer {values.name!r} of shape {list(dims)}"
+        if TensorProto.EXTERNAL in (values.data_location, indices.data_location):
+            raise ModelError(f"{what} is stored in a file of its own", "Dense ones", EXPORT)
+        if not dims or min(dims) < 1 or math.prod(dims) > MOST_FILLED:
+            raise ModelError(what, f"Dims of one or more, and {MOST_FILLED} elements at most", EXPORT)
+        for part in (values, indices):
+            _check_tensor(part, what)
+        try:
+            found, places = onnx.numpy_helper.to_array(values), onnx.numpy_helper.to_array(indices)
+            whole = np.zeros(dims, found.dtype)
+            at = np.ravel_multi_index(tuple(places.T), dims) if places.ndim == 2 else places
+            if at.shape != found.shape or found.ndim != 1 or (at < 0).any() or len({*at.tolist()}) < len(at):
+                raise ValueError(f"{found.shape} values at {places.shape} places, each of which is to be one element")
+            whole.reshape(-1)[at] = found
+        except (ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{what} is malformed: {error}", mend=EXPORT) from error
+        graph.initializer.append(onnx.numpy_helper.from_array(whole, values.name))
+    del graph.sparse_initializer[:]
 
 
 def check_proto(model: onnx.ModelProto) -> None:
@@ -161,7 +191,7 @@ def _graphs(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
 
 def _check_graph(graph: onnx.GraphProto, where: str) -> None:
     if graph.sparse_initializer:
-        raise ModelError("the model has sparse initializers", "Dense ones", "Export it again")
+        raise ModelError("a graph within a node has sparse initializers", "Dense ones", EXPORT)
     _once((value.name for value in graph.input), "input")
     _once((tensor.name for tensor in graph.initializer), "initializer")
     made = [name for node in graph.node for name in node.output if name]

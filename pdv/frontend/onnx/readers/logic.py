@@ -9,7 +9,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import kinks, masks
+from pdv.frontend import kinks, layers, masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
 from pdv.frontend.onnx.origins.signature import call_of
@@ -181,14 +181,13 @@ def _place(k: Lowering, x: Node, dim: int, *, last: bool) -> Node:
 
 
 def hardmax(c: Call) -> Node:
-    """One at the largest element along a dim, else zero."""
-    k, x, dim = c.k, c[0], c.axis()
-    if c.opset < 13 and dim != x.type.rank - 1:
-        raise Unsupported(f"over several dims (opset {c.opset})")
+    """One at the largest element along a dim, else zero; before opset 13 along all dims from that on, as one."""
+    k, whole, dim = c.k, c[0], c.axis()
+    x = layers.flatten(k, whole, dim, whole.type.rank - 1) if c.opset < 13 else whole
     line = np.arange(x.type.shape[dim]).reshape([-1 if i == dim else 1 for i in range(x.type.rank)])
     found = masks.compare(k, "==", k.const(line.astype(np.int64)), _place(k, x, dim, last=False))
     one, zero = (masks.fill(k, value, (1,) * x.type.rank, x.type.dtype) for value in (1, 0))
-    return k.apply("where", found, one, zero)
+    return k.reshape(k.apply("where", found, one, zero), whole.type.shape)
 
 
 def one_hot(c: Call) -> Node:

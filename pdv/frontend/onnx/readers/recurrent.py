@@ -36,9 +36,11 @@ class Weights:
             self.both = first, second
         self.peepholes: tuple[Node, ...] | None = None
         self.reset_after = False
+        self.bound: float | None = None
 
     def activate(self, number: int, x: Node) -> Node:
-        """x by one of the layer's activations."""
+        """What goes into a gate, if bounded within that, by one of the layer's activations."""
+        x = x if self.bound is None else masks.clamp(self.k, x, -self.bound, self.bound)
         return self.k.apply(self.activations[number], x)
 
     def parts(self, y: Node) -> tuple[Node, ...]:
@@ -69,7 +71,8 @@ def _lstm(weights: Weights, x: Node, state: State) -> State:
     c = k.add(k.mul(f, c), k.mul(i, weights.activate(1, g)))
     if weights.peepholes is not None:
         o = k.add(o, k.mul(weights.peepholes[1], c))
-    return k.mul(weights.activate(0, o), weights.activate(2, c)), c
+    end = k.apply(weights.activations[2], c)  # a state is no input of a gate: ONNX Runtime does not bound it
+    return k.mul(weights.activate(0, o), end), c
 
 
 def _gru(weights: Weights, x: Node, state: State) -> State:
@@ -110,6 +113,7 @@ def recurrent(cell: Cell, gates: int, states: int, activations: Sequence[str]) -
         for way, is_reverse in enumerate(ways):
             weights = Weights(c, way, gates, said[way * len(activations) : (way + 1) * len(activations)])
             weights.reset_after = bool(c.attrs.get("linear_before_reset", 0))
+            weights.bound = c.attrs.get("clip")
             if states == 2 and c.get(7) is not None:
                 weights.peepholes = k.split(k.select(c[7], 0, way), 0, (weights.hidden,) * 3)
             state, found = tuple(k.select(each, 0, way) for each in before), []
