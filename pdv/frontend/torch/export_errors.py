@@ -21,7 +21,8 @@ _OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[
 _TRANSFORMS = tuple(str(PurePath("_functorch", name)) for name in ("vmap.py", "eager_transforms.py", "apis.py"))
 _TRANSFORMER = str(PurePath("torch", "nn", "modules", "transformer.py"))
 _NUMBERS = re.compile(r"\.(tolist|item)\(\)")
-_OF_TRACING = re.compile("FakeTensor|Sym(Int|Float|Bool)")  # no program without open sizes has such but of values
+# no program without open sizes has such but of values
+_OF_TRACING = re.compile("FakeTensor|Sym(Int|Float|Bool)|its data is not allocated")
 _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
 
 

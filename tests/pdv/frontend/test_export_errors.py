@@ -56,6 +56,21 @@ def test_a_module_that_cannot_be_exported_is_explained(module: nn.Module, cause:
     assert len(text) < 20 * 80
 
 
+class Listed(nn.Module):
+    """Takes places one by one, as numbers."""
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        rows, columns = zip(*places, strict=True)
+        mask = torch.ones_like(x)
+        mask[rows, columns] = 0
+        return x * mask
+
+
+def test_values_that_python_asks_torch_for_are_said_to_be_such() -> None:
+    with pytest.raises(ModelError, match=r"depends on values of tensors, at .*mask\[rows, columns\] = 0"):
+        load_program(Listed(), (torch.randn(2, 4), torch.tensor([[0, 1], [1, 2]])))
+
+
 class Masked(nn.Module):
     """Looks at the values of its mask; ``way``: on a line of its own, or of torch's."""
 

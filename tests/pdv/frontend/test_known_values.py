@@ -77,7 +77,18 @@ def padded(module: Asks, x: Tensor) -> Tensor:
     return F.pad(x, (0, frames * step - width))[:, first : first + 6]  # type: ignore[misc]  # as they write it
 
 
-@pytest.mark.parametrize("way", [integrate, loop, overwrite, counts, padded])
+def resized(module: Asks, x: Tensor) -> Tensor:
+    """Positions of ViLT: of as many points as there are in a mask of ones."""
+    del module
+    heights, widths = (torch.ones(4, 3, 5, dtype=torch.long).sum(dim)[:, 0] for dim in (1, 2))
+    grids = [
+        F.interpolate(each.reshape(1, 1, 2, 3), size=(height, width), mode="bilinear")  # type: ignore[arg-type]
+        for each, height, width in zip(x, heights, widths, strict=True)
+    ]
+    return torch.cat(grids)
+
+
+@pytest.mark.parametrize("way", [integrate, loop, overwrite, counts, padded, resized])
 def test_numbers_alone_have_values(way: Forward) -> None:
     module = Asks(way)
     source = copy_of(module, X, train=True)

@@ -31,7 +31,9 @@ _IN_PLACE = frozenset(
     for name in "setitem iadd isub imul idiv itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()  # noqa: SIM905
 )
 _SIZED = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
-_BY_NUMBERS = frozenset("pad view reshape expand repeat narrow unfold roll split __getitem__".split())  # noqa: SIM905
+_BY_NUMBERS = frozenset(
+    "pad view reshape expand repeat narrow unfold roll split interpolate __getitem__".split()  # noqa: SIM905
+)
 _UNDEFINED = ("empty", "new_empty", "resize", "set_", "share_memory")  # elements that nobody wrote, memory of others
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
