@@ -7,12 +7,14 @@ their results. Entry points: ``decompose``, ``decompositions``.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch._decomp.decompositions as decompositions_of_torch
 import torch._export.utils as torch_of_export
@@ -53,7 +55,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:  # Any: operators of torc
     """
     table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
     own = {getattr(packet, name) for packet in (*_OF_THEIR_OWN, *OF_SAMPLES) for name in packet.overloads()}  # type: ignore[no-untyped-call]
-    return {target: made for target, made in table.items() if str(target) not in HANDLERS and target not in own}
+    found = {target: made for target, made in table.items() if str(target) not in HANDLERS and target not in own}
+    return {**found, _ATEN.as_strided.default: _as_strided, _ATEN.as_strided_copy.default: _as_strided}
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
@@ -95,6 +98,48 @@ def _kept_whole() -> Iterator[None]:
             function.py_kernels.clear()
             function.py_kernels.update(kernels)
             function._dispatch_cache.clear()  # noqa: SLF001
+
+
+def _as_strided(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """Elements by their places in memory, which programs lay out otherwise than the module: by the dims that these are.
+
+    Of what fills its memory, in any order. Dims that stay are left alone; of the others elements are chosen.
+    """
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    dense = [x.stride(dim) == math.prod(x.size(other) for other in order[at + 1 :]) for at, dim in enumerate(order)]
+    last = sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    if not all(dense) or storage_offset or x.storage_offset() or last >= x.numel():
+        return NotImplemented
+    kept = _staying(x, size, stride)
+    rest = [dim for dim in range(x.dim()) if dim not in kept.values()]
+    now = [*kept, *(at for at in range(len(size)) if at not in kept)]
+    ids = torch.zeros((1,), dtype=torch.int64, device=x.device)
+    for at in now[len(kept) :]:
+        ids = (ids[:, None] + torch.arange(size[at], device=x.device) * stride[at]).flatten()
+    coordinates = [ids.div(x.stride(dim), rounding_mode="floor").remainder(x.size(dim)) for dim in rest]
+    ids = torch.zeros_like(ids)
+    for dim, found_there in zip(rest, coordinates, strict=True):
+        ids = ids * x.size(dim) + found_there
+    flat = x.permute(*kept.values(), *rest).reshape(*(x.size(dim) for dim in kept.values()), -1)
+    taken = flat.index_select(len(kept), ids).reshape([size[at] for at in now])
+    return taken.permute([now.index(at) for at in range(len(size))])
+
+
+def _staying(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> dict[int, int]:
+    """Dims of the result -> those of ``x`` that they are, along which no other dim of the result goes."""
+    dims = list(zip(size, stride, strict=True))
+    places = {(x.size(dim), x.stride(dim)): dim for dim in range(x.dim())}
+    kept = {at: places[pair] for at, pair in enumerate(dims) if pair in places and dims.count(pair) == 1}
+    while True:
+        chosen = np.zeros((), np.int64)
+        for at in [at for at in range(len(dims)) if at not in kept]:
+            chosen = chosen[..., None] + np.arange(size[at]) * stride[at]
+        moved = [at for at, dim in kept.items() if (chosen // x.stride(dim) % x.size(dim)).any()]
+        if not moved:
+            return kept
+        kept = {at: dim for at, dim in kept.items() if at not in moved}
 
 
 def _rrelu(

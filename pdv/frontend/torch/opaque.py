@@ -278,13 +278,13 @@ def _full_name(function: OpOverload) -> str:
 def _why_not(function: OpOverload) -> str:
     """Why a function may not be run as it is on every rank; empty if it may."""
     schema = function._schema  # noqa: SLF001
-    if schema.is_mutable:
-        return "it changes its operands"
-    if any(result.alias_info is not None for result in schema.returns):
-        return "its result is its operand's memory"
-    if function.namespace == "prims":
-        return "torch has no gradient of it"
-    return next((why for tag, why in REFUSED.items() if tag in function.tags), "")
+    known = {
+        "it changes its operands": schema.is_mutable,
+        "its result is its operand's memory": any(result.alias_info is not None for result in schema.returns),
+        "torch has no gradient of it": function.namespace == "prims",
+        "it reads memory as it lies, which programs lay out otherwise": "as_strided" in schema.name,
+    } | {why: tag in function.tags for tag, why in REFUSED.items()}
+    return next((why for why, holds in known.items() if holds), "")
 
 
 def _without_memory(function: OpOverload) -> OpOverload:
