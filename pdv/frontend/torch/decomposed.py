@@ -102,7 +102,7 @@ def _kept_whole() -> Iterator[None]:
 
 def _as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
+) -> Any:  # Any: a tensor, or that there is none
     """Elements by their places in memory, which programs lay out otherwise than the module: by the dims that these are.
 
     Of what fills its memory, in any order. Dims that stay are left alone; of the others elements are chosen.

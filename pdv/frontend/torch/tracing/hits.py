@@ -21,9 +21,8 @@ def hits(tree: ast.AST) -> Iterator[ast.expr]:
 
     Such a loop may as well go over the numbers of all rows: with the others it does nothing.
     """
-    for function in ast.walk(tree):
-        loops = [node for node in ast.walk(function) if isinstance(node, ast.For)]
-        for loop in loops if isinstance(function, ast.FunctionDef) else ():
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        for loop in [node for node in ast.walk(function) if isinstance(node, ast.For)]:
             if loop.orelse or not isinstance(loop.target, ast.Name):
                 continue
             value = loop.iter
