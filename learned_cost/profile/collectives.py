@@ -55,7 +55,8 @@ def run(folder: Path, setting: Setting, device: torch.device, *, budget_s: float
         return sum(1 for _ in _measure(device, set(), until, groups))
     with Store(folder, "collectives") as store:
         of_run = [row for row in store.read() if row.get("run") and row.get("system") in systems.values()]
-        done, count = {(row["collective"], row["bytes"], row["n_devices"]) for row in of_run}, 0
+        done: set[tuple[object, ...]] = {(row["collective"], row["bytes"], row["n_devices"]) for row in of_run}
+        count = 0
         store.reserve()
         for name, num_bytes, size, seconds in _measure(device, done, until, groups):
             store.append(_row(setting, name, num_bytes, size, seconds, per_node, systems[size]))
@@ -69,7 +70,8 @@ def _own_group(size: int) -> dist.ProcessGroup | None:
     world = dist.get_world_size()
     if size == world:
         return None
-    every = [dist.new_group(list(range(start, start + size))) for start in range(0, world, size)]
+    starts = range(0, world, size)
+    every: list[dist.ProcessGroup] = [dist.new_group(list(range(start, start + size))) for start in starts]
     return every[dist.get_rank() // size]
 
 
