@@ -12,6 +12,7 @@ is summed by itself; so are those of ``torch.func.functional_call`` or with ``re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from typing import Any, Protocol
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .kernels.buckets import Beside, Buckets
+from .kernels.buckets import Beside, Buckets, Guess
 from .kernels.compiled import ready
 from .kernels.scaled import Scaling
 from .parallel import Axis, replicate
@@ -181,7 +182,7 @@ class GradientSums:
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
-        self.kept, self.scaling = list[Kept](), Scaling()
+        self.kept, self.scaling, self.guess = list[Kept](), Scaling(), Guess()
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
@@ -228,6 +229,22 @@ class GradientSums:
         self.buckets.beside = [Beside(numbers, axes)]
         return self.buckets.beside[0]
 
+    def shows(self, model: nn.Module, inputs: Iterable[Tensor], batch_axes: Sequence[Axis]) -> bool:
+        """Whether anything sees gradients of a step before they are summed, or ranks that have other rows' meet."""
+        modules = [*model.modules()]
+        kinds = [x for m in modules for x in (m._forward_hooks, m._backward_hooks, m._backward_pre_hooks)]  # noqa: SLF001
+        hooks = (hook for kind in kinds for hook in kind.values())
+        parameters = (p for m in modules for p in m._parameters.values() if p is not None and p.requires_grad)  # noqa: SLF001
+        return (
+            bool(self.kept or self._holds or not self.use_leaves or self.is_waiting)
+            or self.device_mesh is None
+            or self.device_mesh.size() != math.prod(axis.size for axis in batch_axes)
+            or any(x.requires_grad for x in inputs)
+            or any(not str(getattr(hook, "__module__", "")).startswith(f"{__package__}.") for hook in hooks)
+            or any(getattr(p, "leaves", None) is None or p._backward_hooks for p in parameters)  # noqa: SLF001
+            or bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]  # noqa: SLF001
+        )
+
     @contextmanager
     def complete(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Context of the last backward pass of parameters whose gradients are held: their sums start, for ``flush``."""
@@ -263,6 +280,7 @@ class GradientSums:
         """Forget what waits."""
         self._finish()
         self.buckets.drop()
+        self.guess.drop()
         for unit in self.kept:
             unit.drop()
         for leaf in self._leaves:
@@ -298,6 +316,7 @@ class GradientSums:
         self.buckets.start_all(waiting)
         summed = self.buckets.finish()
         summed += [(leaf, leaf.take()) for leaf in waiting if not leaf.axes]
+        self.guess.scale([piece for _, piece in summed])
         if self.offload is not None:
             summed = [(leaf, self.offload.on_host(piece)) for leaf, piece in summed]
             self.offload.wait()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from functools import reduce as reduce_over
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
-from .kernels.buckets import Sum
+from .kernels.buckets import Sum, guess_weight
 from .kernels.refused import bad_loss, nothing_trained, text, told, unknown_own_loss, unknown_weights
 from .parallel import Axis
+
+if TYPE_CHECKING:
+    from .gradients import GradientSums
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
@@ -60,12 +63,14 @@ def batch_loss(
     batch_axes: Sequence[Axis],
     reduction: str,
     weigh: Callable[[Tensor], Tensor] | None = None,
-    beside: Callable[..., Any] | None = None,  # Any: has ``wait``, as ``Sum``
+    sums: GradientSums | None = None,
+    *,
+    shows: bool = False,
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """A rank's share in the loss of the whole batch, to go backward from; and what gives all of it behind that.
 
     output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
-    of ``begin_weight``; beside: what sums numbers over axes with the gradients, which saves a meeting.
+    of ``begin_weight``; sums: of the gradients, with which other numbers are summed; shows: see there.
 
     Where ``loss_fn`` ends in an error on one rank, on a CPU, others learn of it, behind backward at the latest.
 
@@ -89,9 +94,11 @@ def batch_loss(
         weights = torch.ones_like(weights[:count])
     elif weigh is not None:
         weights = weigh(weights[:count]).to(weights)
+    elif sums is not None and can_tell and count == 1:
+        return guess_weight(sums, totals, weights, axes, failed, shows=shows)
     else:
         weights = told(Sum(weights, axes).wait(), count, failed)
-    summed = (beside or Sum)(losses, axes)
+    summed = Sum(losses, axes) if sums is None else sums.beside(losses, axes)
 
     def whole() -> Tensor:
         return (told(summed.wait(), count, failed) / weights).sum()

@@ -182,9 +182,10 @@ def train_step(
         summed = reduction_of(loss_fn, reduction)
         weigh = begin_weight(loss_fn, own, batch_axes, summed)
         mesh: Mesh | None = getattr(model, "mesh", None)
-        beside = None if mesh is None else mesh.sums.beside
-        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, beside)
-        with nullcontext() if mesh is None else mesh.sums.only_pass():
+        sums = None if mesh is None else mesh.sums
+        shows = sums is not None and sums.shows(model, given, batch_axes)
+        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, sums, shows=shows)
+        with nullcontext() if sums is None else sums.only_pass():
             share.backward()  # type: ignore[no-untyped-call]
     try:
         return whole()

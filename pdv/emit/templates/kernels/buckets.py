@@ -1,4 +1,4 @@
-"""Buckets of gradients, and which gradients fill them. Entry point: ``Buckets``; numbers: ``Sum``, ``Beside``.
+"""Buckets of gradients, what fills them, and what is summed beside. Entry points: ``Buckets``, ``guess_weight``.
 
 What autograd calls in Python for each gradient finds nothing of it in a CPU's caches, behind products that filled them:
 40 us, and of a small ViT's step 2 %. So would what copies gradients long after they were made. Steps give leaves their
@@ -7,7 +7,8 @@ gradients in one order, and in the next one only those call back that fill a pie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pdv.emit.templates.kernels.refused import told
 from pdv.emit.templates.parallel import Axis, all_reduce_steps
 
 if TYPE_CHECKING:
-    from pdv.emit.templates.gradients import Leaf
+    from pdv.emit.templates.gradients import GradientSums, Leaf
 
 Key = tuple[object, ...]
+ROUNDED = 1e-6  # of a weight, by which sums in another order differ at most
 PIECE_BYTES = 1 << 20  # of gradients that are copied at once on a CPU: its caches have them still
 
 
@@ -57,6 +60,75 @@ class Beside:
             self.is_summed = True
             Sum(self.numbers, self.axes).wait()
         return self.numbers
+
+
+class Guess:
+    """What a batch weighs, guessed as what the last two did where these weighed the same.
+
+    Ranks need not wait for one another between forward and backward then. They learn what it does weigh beside the
+    gradients, and scale these where it is something else.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[float] = []  # of the last two steps
+        self._is_watched = False  # whether any rank's gradients were seen before they could have been scaled
+        self._open: tuple[float, Beside] | None = None
+
+    def begin(self, beside: Beside) -> float | None:
+        """The guess, if there is one; beside: [the loss, whether it failed, its weight, whether gradients are seen]."""
+        is_known = len({*self._last}) == 1 and len(self._last) == 2 and self._last[0] > 0 and not self._is_watched
+        self._open = (self._last[0], beside) if is_known else None
+        return self._last[0] if is_known else None
+
+    def scale(self, gradients: list[Tensor]) -> None:
+        """Those of a step that was guessed, as they would be of the weight that the batch has.
+
+        Raises:
+            RuntimeError: on all ranks, if some had let anything see gradients.
+        """
+        if self._open is None:
+            return
+        (guess, beside), self._open = self._open, None
+        _, failed, weight, seen = beside.wait().tolist()
+        if failed or abs(guess - weight) <= ROUNDED * abs(weight):
+            return
+        if seen:
+            self._last = []
+            raise RuntimeError(
+                f"seen-too-early: this batch weighs {weight:g}, where the last two weighed {guess:g}, and a hook of "
+                "gradients or of modules, or an input that has a gradient, which no step before this one had, saw "
+                "gradients by the old weight. No rank has gradients of this step. Take it again."
+            )
+        torch._foreach_mul_(gradients, guess / weight if weight else math.inf)
+
+    def note(self, numbers: Tensor) -> Tensor:
+        """The weight of the batch [1], of the numbers beside its gradients."""
+        _, _, weight, seen = numbers.tolist()
+        self._last, self._is_watched = [*self._last[-1:], weight], seen > 0
+        return numbers[2:3]
+
+    def drop(self) -> None:
+        """Forget a step that failed."""
+        self._open = None
+
+
+def guess_weight(
+    sums: GradientSums, totals: Tensor, weights: Tensor, axes: Sequence[Axis], failed: list[Exception], *, shows: bool
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """As ``losses.batch_loss``, of one loss with its weight; ranks wait for one another only if that is not guessed.
+
+    weights: this rank's, and whether it failed.
+    """
+    numbers = torch.stack([totals[0, 0].detach(), weights[1], weights[0], weights.new_tensor(float(shows))])
+    summed = sums.beside(numbers, axes)
+    guess = sums.guess.begin(summed)
+    weight = told(Sum(weights, axes).wait(), 1, failed) if guess is None else weights.new_tensor([guess])
+
+    def whole() -> Tensor:
+        loss = told(summed.wait()[:2], 1, failed)
+        return (loss / sums.guess.note(numbers)).sum()
+
+    return (totals[0] / weight).sum(), whole
 
 
 @dataclass(eq=False)
