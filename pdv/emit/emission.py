@@ -239,7 +239,7 @@ def _template(name: str) -> str:
     """A module that packages have, whichever folder it is in here: there it is beside the others."""
     path = next(path for path in (_TEMPLATES / name, _TEMPLATES / "kernels" / name) if path.exists())
     return (
-        path.read_text(encoding="utf-8").replace("from .kernels.", "from .").replace(f"from {_OF_TEMPLATES}.", "from .")
+        path.read_text(encoding="utf-8").replace(f"from {_OF_TEMPLATES}.", "from .").replace("from .kernels.", "from .")
     )
 
 
