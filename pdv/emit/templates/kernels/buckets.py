@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Key = tuple[object, ...]
 ROUNDED = 1e-6  # of a weight, by which sums in another order differ at most
-PIECE_BYTES = 1 << 20  # of gradients that are copied at once on a CPU: its caches have them still
+PIECE_BYTES = 4 << 20  # of gradients that are copied at once on a CPU: its caches have most of them still
 
 
 class Sum:
