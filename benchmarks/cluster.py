@@ -89,6 +89,7 @@ def run_cell(task: str, cluster: Cluster, options: Any) -> Row:
         }  # fmt: skip
         with lay_out(cluster, quotas=options.quotas) as machine:
             found = run_ranks(machine, spec, options.limit)
+    found = json.loads(json.dumps(found).replace(f"{folder}/", ""))  # where packages lay is this machine's own
     seconds = time.monotonic() - started
     row = {"task": task, "cluster": cluster.name, "quotas": options.quotas, "seconds": seconds, **planned, **found}
     print(f"{task} on {cluster.name}: {seconds:.0f} s", flush=True)

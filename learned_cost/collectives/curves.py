@@ -13,6 +13,7 @@ import numpy as np
 
 from learned_cost.collectives.model import CollectiveModel, load_collective_model
 from learned_cost.collectives.rows import Cases, device_of
+from learned_cost.data.measured import ON_CORES
 
 # Links of cluster files, as profiles call them.
 INTERCONNECTS: Mapping[str, str] = {
@@ -21,7 +22,7 @@ INTERCONNECTS: Mapping[str, str] = {
     "pcie3": "PCIe3",
     "pcie4": "PCIe4",
     "pcie5": "PCIe5",
-    "loopback-gloo": "loopback",
+    "loopback-gloo": ON_CORES,
 }
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
@@ -42,7 +43,7 @@ def axis_curve(
     """
     interconnect, record = INTERCONNECTS.get(link), device_of(device)
     on_cpu = record is not None and record.kind == "cpu"
-    if interconnect is None or record is None or on_cpu != (interconnect == "loopback") or size < 2:
+    if interconnect is None or record is None or on_cpu != (interconnect == ON_CORES) or size < 2:
         return None
     if on_cpu and abs(share - min(1.0, PROFILED_CORES / size)) > 0.01:
         return None

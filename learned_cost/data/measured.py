@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent.parent / "profiles"
 Key = tuple[object, ...]
 Moved = tuple[str, float, float]  # collective, bytes, seconds
-Place = tuple[str, str, int, int]  # device, interconnect, devices, processes that share cores
+Group = tuple[str, str, int, int]  # device, interconnect, devices, processes that share cores
 
 ON_CORES = "loopback"  # the interconnect of processes
 NEAREST = 5  # measured kernels that say what a larger one takes
@@ -55,7 +55,7 @@ class Measurements:
     rows: Mapping[Key, Row]
     name: str
     digest: str
-    collectives: Mapping[Place, tuple[Moved, ...]] = field(default_factory=dict)
+    collectives: Mapping[Group, tuple[Moved, ...]] = field(default_factory=dict)
 
     @cached_property
     def families(self) -> Mapping[Key, Sequence[Row]]:
@@ -96,7 +96,7 @@ class Measurements:
             raise UsageError(what, mend="Install pyarrow, or take --cost learned") from error
 
         found: dict[Key, list[Row]] = {}
-        moved: dict[Place, list[Moved]] = {}
+        moved: dict[Group, list[Moved]] = {}
         for folder in folders:
             read = read_folder(folder)
             for key, row in () if read.kernels is None else _rows(read.kernels):
@@ -182,12 +182,12 @@ def _medians(rows: Sequence[Moved]) -> tuple[Moved, ...]:
     return tuple((*key, statistics.median(seconds)) for key, seconds in sorted(found.items()))
 
 
-def _move(table: Table) -> list[tuple[Place, Moved]]:
+def _move(table: Table) -> list[tuple[Group, Moved]]:
     """Collectives among the devices of one node."""
     texts = [table.text(name).tolist() for name in ("gpu", "interconnect", "collective")]
     names = "bytes", "n_devices", "devices_per_node", "n_nodes"
     sizes, devices, beside, nodes = (table[name].tolist() for name in names)
-    found: list[tuple[Place, Moved]] = []
+    found: list[tuple[Group, Moved]] = []
     for row, seconds in enumerate(table.latency_s.tolist()):
         gpu, link, name = (column[row] for column in texts)
         several = max(beside[row], devices[row]) if link == ON_CORES else devices[row]

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learned_cost.data.measured import ON_CORES
 from learned_cost.profile.rows import FOLDS, Setting
 from learned_cost.profile.store import Row, Store
 
@@ -196,5 +197,5 @@ def _row(setting: Setting, name: str, size: int, ranks: int, seconds: list[float
 
 def _interconnect(setting: Setting, nodes: int) -> str:
     if setting.record.kind == "cpu":
-        return "loopback" if nodes == 1 else "network"
+        return ON_CORES if nodes == 1 else "network"
     return setting.record.link or "unknown"

@@ -35,6 +35,7 @@ STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of ol
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
+BUCKET_BYTES = 25.0 * 2**20  # of gradients that are summed at once, by the emitted program as by DDP
 ON_HOST: Mapping[Recompute, Recompute] = {"none": "hosted", "full": "full-hosted"}  # what is kept waits there
 
 
@@ -61,7 +62,7 @@ class Overlap:
     """
 
     gradients: bool = False
-    bucket_bytes: float = 25 * 2**20  # DDP's default
+    bucket_bytes: float = BUCKET_BYTES
     gathers: int = 0
     activations: bool = False
     transfers: bool = True
@@ -147,7 +148,6 @@ class Execution:
 
 
 EMITTED = Execution(overlap=Overlap(transfers=False))  # of a plan that says nothing of how a step runs
-BUCKET_BYTES = 25.0 * 2**20  # of gradients that the emitted program sums at once
 
 
 def emitted(
@@ -163,7 +163,7 @@ def emitted(
 
     Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
     """
-    overlap = Overlap(gradients=True, bucket_bytes=BUCKET_BYTES, apart=True)
+    overlap = Overlap(gradients=True, apart=True)
     axes, precision = problem.mesh.spans, problem.precision
     return Execution(
         micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap,

@@ -65,12 +65,13 @@ def batch_loss(
     weigh: Callable[[Tensor], Tensor] | None = None,
     sums: GradientSums | None = None,
     *,
-    shows: bool = False,
+    shows: Callable[[], bool] = bool,
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """A rank's share in the loss of the whole batch, to go backward from; and what gives all of it behind that.
 
     output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
-    of ``begin_weight``; sums: of the gradients, with which other numbers are summed; shows: see there.
+    of ``begin_weight``; sums: of the gradients, with which other numbers are summed; shows: see there,
+    asked where it matters.
 
     Where ``loss_fn`` ends in an error on one rank, on a CPU, others learn of it, behind backward at the latest.
 
@@ -95,7 +96,7 @@ def batch_loss(
     elif weigh is not None:
         weights = weigh(weights[:count]).to(weights)
     elif sums is not None and can_tell and count == 1:
-        return guess_weight(sums, totals, weights, axes, failed, shows=shows)
+        return guess_weight(sums, totals, weights, axes, failed, shows=shows())
     else:
         weights = told(Sum(weights, axes).wait(), count, failed)
     summed = Sum(losses, axes) if sums is None else sums.beside(losses, axes)
@@ -295,8 +296,11 @@ def _torch_term(function: Callable[..., Tensor], options: dict[str, Any], output
     if not aligned or losses.dim() == 0:  # broadcast, or one row that torch takes for all classes
         shapes = f"{list(output.shape)} and {list(target.shape)}"
         raise bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
-    weight = output.size(0) if options.get("reduction") == "batchmean" else losses.numel()
-    weight = _weight_of_labels(target, options) if labels else weight
+    weight: Tensor | int = losses.numel()
+    if labels:
+        weight = _weight_of_labels(target, options)
+    elif options.get("reduction") == "batchmean":
+        weight = output.size(0)
     return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)), weight
 
 

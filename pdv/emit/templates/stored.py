@@ -320,9 +320,10 @@ class Joined:
 
 def join(dim: int, *parts: Stored) -> Stored:
     """Several stored tensors as one, as ``torch.cat``."""
-    joined, first, name = Joined(parts, dim), parts[0], " and ".join(part.name for part in parts)
+    joined = Joined(parts, dim)
     dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
-    return Stored(first.file, name, dims, first.dtype, joined, tuple(joined.shape))
+    names = " and ".join(part.name for part in parts)
+    return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
 
 
 # ---- What is in the memory of a tensor ----
@@ -374,5 +375,5 @@ def _local_lists(args: tuple[Any, ...], *, itself_fails: bool) -> tuple[Any, ...
 
 def cut_over(axes: Sequence[Axis], x: Tensor) -> tuple[Axis, ...]:
     """Those of a mesh's axes along which ranks hold different pieces."""
-    placed = zip(axes, x.placements if isinstance(x, DTensor) else (), strict=False)
-    return tuple(axis for axis, how in placed if isinstance(how, Shard))
+    placements = x.placements if isinstance(x, DTensor) else ()
+    return tuple(a for a, placed in zip(axes, placements, strict=False) if isinstance(placed, Shard))

@@ -183,7 +183,7 @@ def train_step(
         weigh = begin_weight(loss_fn, own, batch_axes, summed)
         mesh: Mesh | None = getattr(model, "mesh", None)
         sums = None if mesh is None else mesh.sums
-        shows = sums is not None and sums.shows(model, given, batch_axes)
+        shows = bool if sums is None else partial(sums.shows, model, given, batch_axes)
         share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, sums, shows=shows)
         with nullcontext() if sums is None else sums.only_pass():
             share.backward()  # type: ignore[no-untyped-call]

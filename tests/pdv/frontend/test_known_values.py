@@ -82,6 +82,7 @@ def resized(module: Asks, x: Tensor) -> Tensor:
     del module
     heights, widths = (torch.ones(4, 3, 5, dtype=torch.long).sum(dim)[:, 0] for dim in (1, 2))
     grids = [
+        # ViLT gives tensors, which torch takes though its types ask for numbers
         F.interpolate(each.reshape(1, 1, 2, 3), size=(height, width), mode="bilinear")  # type: ignore[arg-type]
         for each, height, width in zip(x, heights, widths, strict=True)
     ]
