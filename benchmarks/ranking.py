@@ -1,22 +1,28 @@
-"""Are plans ordered right? Many plans of one model are run on this machine's processes and priced by each cost model.
+"""Are plans ordered right, and their steps foretold? Many plans of one model are run on this machine's processes, and
+simulated as the emitted program runs them by each cost model: the step that `pdv optimize` prints.
 
     python benchmarks/ranking.py [--smoke] [--plans 15] [--folder DIR] [--groups 1] [--json OUT]
-    python benchmarks/ranking.py --rescore benchmarks/results/ranking.json
+    python benchmarks/ranking.py --rescore OUT [--cost auto] [--fit]
 
 Within a group (model, batch, processes) every two plans are a pair; pairs whose measured steps differ by less than
 10 % are left out. Groups that the record has already are not run again. A step is forward, loss, backward and AdamW;
 gloo's collectives and the machine's speed are measured in the same run, and a device is a process with its share of a
-core. With --folder DIR and --prepare once, then --groups 1 and --json OUT, each run takes one group further.
+core. With --folder DIR and --prepare once, then --groups 1 and --json OUT, each run takes one group further. A record
+is scored again (--rescore) as long as its plans replay to the graphs that ran. Constants of a step on a CPU are fitted
+on one half of the groups (--fit).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import tempfile
 import time
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,16 +36,20 @@ from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.presets import DEVICES
-from pdv.cost.breakdown import PlanCost
-from pdv.cost.comm import AxisLink
+from pdv.cost.comm import CALLED_S, AxisLink, calling_s
 from pdv.cost.curves import Curves
 from pdv.emit.package import emit_package
 from pdv.measure.speed import present_speed
-from pdv.pcg.plan_cost import plan_cost, realize
+from pdv.pcg.plan_cost import realize
 from pdv.plan.derivation import replay_steps
 from pdv.prices import cost_model
 from pdv.problem import Problem
+from pdv.problem.workload import Workload, workload_of_pcg
+from pdv.simulate.calibration import CALIBRATION, Calibration
+from pdv.simulate.step import simulate
 
+FITTED = ("kernels_cpu", "copies_cpu")
+NINETY = 1.645  # deviations on either side of a normal's middle nine tenths
 APART = 0.1  # of the faster one: pairs closer than that are noise
 MODELS = ("analytic", "learned", "measured", "auto")
 COLLECTIVE_STD = 0.2  # of gloo's collectives between runs of this benchmark, two ranks, 2026-11-21
@@ -56,6 +66,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where packages are kept, to be run later")
     parser.add_argument("--prepare", action="store_true", help="only write the packages")
     parser.add_argument("--rescore", type=Path, metavar="RECORD", help="price and score what a record has measured")
+    parser.add_argument("--fit", action="store_true", help="fit constants on half of the groups, and print them")
     parser.add_argument("--cost", nargs="*", default=MODELS, help="cost models: names as --cost takes them")
     options = parser.parse_args()
     source: Path | None = options.rescore or options.json
@@ -67,7 +78,9 @@ def main() -> None:
             for group in lacking[: options.groups]:
                 record.rows += measured(group, options.folder or Path(scratch), count, options)
                 record.write(options.json)
-    if not options.prepare:
+    if options.fit:
+        print(fit(record, usable(options.cost)[-1]))
+    elif not options.prepare:
         score(record, usable(options.cost))
         record.print_summary()
         record.write(options.json)
@@ -115,24 +128,50 @@ def packages(group: Group, folder: Path, count: int) -> list[Row]:
 
 
 def score(record: Record, names: Sequence[str]) -> None:
-    """Price every plan by every model; claim pairs ordered right, Kendall's tau and the error of step times."""
+    """Simulate every plan by every model; claim what the steps say of each."""
+    for name in names:
+        for row, work in workloads(record, name):
+            found = simulate(work, draws=8)
+            row.setdefault("predicted_s", {})[name] = found.step_s
+            row.setdefault("predicted_std_s", {})[name] = found.std_s
+            row.setdefault("parts_s", {})[name] = found.totals
     plans = [row for row in record.rows if "step_s" in row]
-    run = [group for group in GROUPS if any(row["group"] == group.name for row in plans)]
-    graphs = {model: program_of(model).graph for model in dict.fromkeys(group.model for group in run)}
-    for group in run:
-        rows = [row for row in plans if row["group"] == group.name]
-        for row, name in itertools.product(rows, names):
-            cost = priced(row, graphs[group.model], group.processes, links(record, group.processes), name)
-            row.setdefault("predicted_s", {})[name] = cost.step_s
-            row.setdefault("predicted_std_s", {})[name] = cost.std_s
-            row.setdefault("parts_s", {})[name] = parts(cost)
     show(plans, names)
     for name in names:
-        pairs, right, tau, error = scores(plans, name)
-        record.claim(f"{name}: pairs more than 10 % apart", pairs, "pairs")
-        record.claim(f"{name}: pairs ordered right", 100 * right, "%")
-        record.claim(f"{name}: Kendall's tau, mean over groups", tau, "")
-        record.claim(f"{name}: mean error of the step time", 100 * error, "%")
+        claim(record, plans, name)
+
+
+def workloads(record: Record, name: str) -> list[tuple[Row, Workload]]:
+    """The plans that a record ran, each replayed on the machine as it was, as the emitted program runs it."""
+    groups = {group.name: group for group in GROUPS}
+    plans = [(row, groups[row["group"]]) for row in record.rows if "step_s" in row]
+    graphs = {model: program_of(model).graph for model in dict.fromkeys(group.model for _, group in plans)}
+    curves = {count: links(record, count) if name != "analytic" else {} for count in {g.processes for _, g in plans}}
+    return [
+        (row, workload_of_pcg(*here(row, graphs[group.model], group.processes, curves[group.processes], name)))
+        for row, group in plans
+    ]
+
+
+def fit(record: Record, name: str) -> Calibration:
+    """Least squares of log ratios on half of the groups, these alike."""
+    from scipy.optimize import least_squares
+
+    pairs = [(row, work) for row, work in workloads(record, name) if zlib.crc32(row["group"].encode()) % 2 == 0]
+    sizes = Counter(row["group"] for row, _ in pairs)
+
+    def at(logs: Sequence[float]) -> Calibration:
+        return replace(CALIBRATION, **{name: math.exp(value) for name, value in zip(FITTED, logs, strict=True)})
+
+    def residual(calibration: Calibration, row: Row, work: Workload) -> float:
+        ratio = simulate(work, calibration=calibration, draws=0).step_s / row["step_s"]
+        return math.log(ratio) / math.sqrt(sizes[row["group"]])
+
+    def residuals(logs: Sequence[float]) -> list[float]:
+        return [residual(at(logs), row, work) for row, work in pairs]
+
+    start = [math.log(getattr(CALIBRATION, name)) for name in FITTED]
+    return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.05, diff_step=0.05).x)
 
 
 def links(record: Record, processes: int) -> dict[int, Curves]:
@@ -148,20 +187,6 @@ def links(record: Record, processes: int) -> dict[int, Curves]:
     return {n: Curves.of(points, "measured", COLLECTIVE_STD) for n, points in medians.items()}
 
 
-def parts(cost: PlanCost) -> dict[str, float]:
-    """Seconds of a price by what they are for."""
-    return {
-        "compute": cost.compute_s, "communication": cost.communication_s, "optimizer": cost.optimizer_s,
-        "outside": cost.outside.mean_s, **{f"from {name}": s for name, s in cost.seconds_by_source.items()},
-    }  # fmt: skip
-
-
-def priced(row: Row, graph: Graph, processes: int, curves: Mapping[int, Curves], name: str) -> PlanCost:
-    """A measured plan's price."""
-    problem, pcg, _ = here(row, graph, processes, {} if name == "analytic" else curves, name)
-    return plan_cost(problem, pcg)
-
-
 def here(
     row: Row, graph: Graph, processes: int, curves: Mapping[int, Curves], cost: str
 ) -> tuple[Problem, Graph, Cluster]:
@@ -173,7 +198,11 @@ def here(
     assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes, row.get("machine_speed", 1.0)))
     link, wider = cluster.levels[-1].link, tuple(sorted(curves.items()))
-    axes = tuple(AxisLink(axis.size, link, curves.get(axis.size), library="gloo", wider=wider) for axis in mesh.axes)
+    called_s = CALLED_S if curves else calling_s(entry.device for entry in cluster.classes)
+    axes = tuple(
+        AxisLink(axis.size, link, curves.get(axis.size), library="gloo", wider=wider, called_s=called_s)
+        for axis in mesh.axes
+    )
     compute = cost_model(cost, [entry.device for entry in cluster.classes])
     return replace(problem, graph=rewritten, axes=axes, compute=compute), pcg, cluster
 
@@ -185,23 +214,29 @@ def machine(processes: int, speed: float) -> Mapping[str, Any]:
     return {"nodes": [{"devices": processes, "device": device, "link": "loopback-gloo"}]}
 
 
-def scores(plans: Sequence[Row], name: str) -> tuple[int, float, float, float]:
-    """(pairs apart, share ordered right, Kendall's tau over all pairs by group, mean relative error)."""
-    pairs, right = 0, 0
-    taus = []
+def claim(record: Record, plans: Sequence[Row], name: str) -> None:
+    """Pairs ordered right, Kendall's tau, how much slower the plan chosen is than its group's best; error of steps."""
+    pairs = right = 0
+    taus, slower = [], []
     for group in dict.fromkeys(row["group"] for row in plans):
-        rows = [row for row in plans if row["group"] == group]
+        rows = sorted((row for row in plans if row["group"] == group), key=lambda row: float(row["step_s"]))
         agree = []
-        for a, b in itertools.combinations(rows, 2):
-            fast, slow = sorted((a, b), key=lambda row: float(row["step_s"]))
+        for fast, slow in itertools.combinations(rows, 2):
             ordered = fast["predicted_s"][name] < slow["predicted_s"][name]
             agree.append(1 if ordered else -1)
             if slow["step_s"] > (1 + APART) * fast["step_s"]:
                 pairs += 1
                 right += ordered
         taus.append(statistics.mean(agree) if agree else 0.0)
-    error = statistics.mean(abs(row["predicted_s"][name] - row["step_s"]) / row["step_s"] for row in plans)
-    return pairs, right / max(pairs, 1), statistics.mean(taus), error
+        slower.append(min(rows, key=lambda row: float(row["predicted_s"][name]))["step_s"] / rows[0]["step_s"] - 1)
+    off = {row["key"]: row["predicted_s"][name] / row["step_s"] - 1 for row in plans}
+    held = [abs(row["predicted_s"][name] - row["step_s"]) < NINETY * row["predicted_std_s"][name] for row in plans]
+    record.claim(f"{name}: pairs more than 10 % apart", pairs, "pairs")
+    record.claim(f"{name}: pairs ordered right", 100 * right / max(pairs, 1), "%")
+    record.claim(f"{name}: Kendall's tau, mean over groups", statistics.mean(taus), "")
+    record.claim(f"{name}: slower than the group's best, worst", 100 * max(slower), "%")
+    record.claim(f"{name}: mean error of the step time", 100 * statistics.mean(map(abs, off.values())), "%")
+    record.claim(f"{name}: steps in their 90 % interval", 100 * statistics.mean(held), "%")
 
 
 def show(plans: Sequence[Row], names: Sequence[str]) -> None:

@@ -156,14 +156,14 @@ class KernelCosts:
         self._price(dict(kernels))
         return self._sum(kernels)
 
-    def move(self, interconnect: str, size: int, sharing: int) -> tuple[tuple[str, float, float], ...]:
+    def move(self, interconnect: str, size: int, share: float) -> tuple[tuple[str, float, float], ...]:
         """(collective, bytes, seconds) measured among so many devices of a cluster of one kind, if they were.
 
-        sharing: how many processes share the cores of a node; as many as ``size`` where none do.
+        share: of a core, that each process has; 1 where none share any.
         """
         if self.measured is None or len(self.places) != 1:
             return ()
-        return self.measured.collectives.get((self.places[0].record.name, interconnect, size, sharing), ())
+        return self.measured.collectives.get((self.places[0].record.name, interconnect, size, round(share, 2)), ())
 
     def provenance(self) -> Mapping[str, Any]:
         """Names and hashes."""

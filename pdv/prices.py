@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -16,7 +17,7 @@ from pdv import config
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import MeshCandidate
 from pdv.cluster.presets import LINKS
-from pdv.cost.comm import AxisLink, axis_link, calling_s
+from pdv.cost.comm import CALLED_S, AxisLink, axis_link, calling_s
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.stage_links import stage_links
@@ -86,13 +87,14 @@ def _with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLi
     """The axis with its collectives as measured, where the cost model has that; else as learned, if the link is known.
 
     Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
-    a link only, no curve knows.
+    a link only, no curve knows. What was measured behind products on shared cores has a process's turn in it.
     """
     known = LINKS.get(axis.link.name)
     shared = known is not None and known.link != axis.link
     if isinstance(compute, ComputeModel) or len(axis.stages) > 1 or shared or axis.size < 2:
         return axis
-    return replace(axis, curves=_curves(cluster, compute, axis.link.name, axis.size))
+    curves = _curves(cluster, compute, axis.link.name, axis.size)
+    return axis if curves is None else replace(axis, curves=curves, called_s=min(axis.called_s, CALLED_S))
 
 
 def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) -> tuple[AxisLink, ...]:
@@ -141,8 +143,9 @@ def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curve
     from learned_cost.collectives.curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 
-    sharing = max(size, *(group.devices for group in cluster.nodes)) if cluster.shares_cores else size
-    measured = compute.move(INTERCONNECTS.get(link, link), size, sharing) if isinstance(compute, KernelCosts) else ()
+    devices = [entry.device for entry in cluster.classes for _ in range(entry.count)]
+    share = min(statistics.fmean(device.share for device in devices), 1.0)
+    measured = compute.move(INTERCONNECTS.get(link, link), size, share) if isinstance(compute, KernelCosts) else ()
     if measured:
         return Curves.of(measured, "measured", MOVED_STD)
     found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]

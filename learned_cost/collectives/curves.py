@@ -13,7 +13,7 @@ import numpy as np
 
 from learned_cost.collectives.model import CollectiveModel, load_collective_model
 from learned_cost.collectives.rows import Cases, device_of
-from learned_cost.data.measured import ON_CORES
+from learned_cost.data.measured import ON_CORES, PROFILED_CORES
 
 # Links of cluster files, as profiles call them.
 INTERCONNECTS: Mapping[str, str] = {
@@ -27,7 +27,6 @@ INTERCONNECTS: Mapping[str, str] = {
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
 GLOO_VERSION = "2.13.0+cpu"  # of PyTorch, that the shipped profile of processes on cores was measured with
-PROFILED_CORES = 2
 GLOO_STD = 0.3  # of that profile's log seconds about the model's (small messages: the scheduler decides)
 UNSURE = 1.0  # a deviation of log seconds above which nothing is said
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent.parent / "profiles"
 Key = tuple[object, ...]
 Moved = tuple[str, float, float]  # collective, bytes, seconds
-Group = tuple[str, str, int, int]  # device, interconnect, devices, processes that share cores
+Group = tuple[str, str, int, float]  # device, interconnect, devices, cores of each process: at most one
 
 ON_CORES = "loopback"  # the interconnect of processes
+PROFILED_CORES = 2  # of a node whose profile does not tell
 NEAREST = 5  # measured kernels that say what a larger one takes
 FAMILY = 5  # parts of a key that say what is measured, before its sizes
 ALIKE = 1.1  # times the bytes of a measured lookup, whose sizes do not say how large its table is
@@ -48,8 +49,8 @@ class Row:
 class Measurements:
     """Medians and deviations in seconds, by device and kernel; of several rows of a kernel the median counts.
 
-    ``collectives`` are by device, interconnect, number of devices in one node and, of processes on cores, how many of
-    them share the node's.
+    ``collectives`` are by device, interconnect, number of devices in one node and, of processes on cores, the share of
+    a core that each of the node's has.
     """
 
     rows: Mapping[Key, Row]
@@ -185,12 +186,13 @@ def _medians(rows: Sequence[Moved]) -> tuple[Moved, ...]:
 def _move(table: Table) -> list[tuple[Group, Moved]]:
     """Collectives among the devices of one node."""
     texts = [table.text(name).tolist() for name in ("gpu", "interconnect", "collective")]
-    names = "bytes", "n_devices", "devices_per_node", "n_nodes"
-    sizes, devices, beside, nodes = (table[name].tolist() for name in names)
+    names = "bytes", "n_devices", "devices_per_node", "n_nodes", "cores"
+    sizes, devices, beside, nodes, cores = (table[name].tolist() for name in names)
     found: list[tuple[Group, Moved]] = []
     for row, seconds in enumerate(table.latency_s.tolist()):
         gpu, link, name = (column[row] for column in texts)
-        several = max(beside[row], devices[row]) if link == ON_CORES else devices[row]
+        of_node = cores[row] if cores[row] > 0 else PROFILED_CORES
+        share = round(min(of_node / max(beside[row], devices[row]), 1.0), 2) if link == ON_CORES else 1.0
         if nodes[row] <= 1 and sizes[row] > 0:
-            found.append(((gpu, link or "", devices[row], several), (name, float(sizes[row]), seconds)))
+            found.append(((gpu, link or "", devices[row], share), (name, float(sizes[row]), seconds)))
     return found

@@ -66,7 +66,7 @@ COLLECTIVE_COLUMNS: tuple[Column, ...] = (
     *_texts("source"), Column("gpu", "text", required=True), *_texts("system", "interconnect"),
     Column("collective", "text", required=True), *_texts("algo_lib", "lib_version", "dtype"),
     Column("n_devices", "int", required=True, least=1.0),
-    *(Column(name, "int", least=1.0) for name in ("devices_per_node", "n_nodes")),
+    *(Column(name, "int", least=1.0) for name in ("devices_per_node", "n_nodes", "cores")),
     Column("bytes", "long", required=True, least=0.0), LATENCY,
     *(Column(name, "float", least=0.0) for name in ("min_us", "max_us", "busbw_gbs")), *_TAIL, *PROFILE_COLUMNS,
     Column("threads", "int"), Column("repeats", "int"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ from learned_cost.profile.store import Row, Store
 SIZES = tuple(256 * 2**i for i in range(19))  # 256 B to 64 MiB
 SAMPLES = 7
 SAMPLE_S = 1e-2
+CALLS = 12  # of a sample at least, where that takes less than MANY_S: one call alone is its slowest rank's start, too
+MANY_S = 0.2
 BESIDE = 384  # rows and columns of the product before a call on a CPU: about a millisecond
 LEAST_S = 1e-6  # what a clock tells
 MOST_S = 3.0  # of a call, beyond which larger sizes are left out
@@ -157,7 +160,7 @@ def slowest_seconds(call: Callable[[], object], device: torch.device) -> list[fl
         beside = (partial(torch.mm, factor, factor),)
     slowest(1, *beside, call)
     first = slowest(1, *beside, call)
-    calls = max(1, min(200, int(SAMPLE_S / first)))
+    calls = max(1, min(200, int(SAMPLE_S / first)), min(CALLS, int(MANY_S / first)))
     return [sample(calls) for _ in range(SAMPLES if first < 0.3 else 3)]
 
 
@@ -184,6 +187,7 @@ def _row(setting: Setting, name: str, size: int, ranks: int, seconds: list[float
         "n_devices": ranks,
         "devices_per_node": min(world, per_node),
         "n_nodes": nodes,
+        "cores": _cores(setting),
         "bytes": size,
         "latency_us": median * 1e6,
         "std_us": statistics.pstdev(seconds) * 1e6,
@@ -193,6 +197,11 @@ def _row(setting: Setting, name: str, size: int, ranks: int, seconds: list[float
         "repeats": len(seconds),
         "fold": int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % FOLDS,
     }
+
+
+def _cores(setting: Setting) -> int | None:
+    """For how many processes this machine has cores, where these are what was measured."""
+    return max(1, len(os.sched_getaffinity(0)) // setting.threads) if setting.record.kind == "cpu" else None
 
 
 def _interconnect(setting: Setting, nodes: int) -> str:

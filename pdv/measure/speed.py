@@ -21,8 +21,8 @@ from pdv.frontend.arch.graph import graph
 from pdv.prices import cost_model
 from pdv.simulate.calibration import CALIBRATION
 
-# Of the width of those on which the constants of a step on CPUs were fitted (benchmarks/loopback.py), so that what the
-# model errs at other widths is no part of a machine's speed.
+# Of the width of those on which the constants of a step on CPUs were fitted (benchmarks/ranking.py --fit), so that what
+# the model errs at other widths is no part of a machine's speed.
 PROGRAMS = (
     ("gpt:layers=2,hidden=256,heads=8,seq=64,vocab=2048", 8),
     ("llama:layers=2,hidden=256,heads=8,kv_heads=8,ffn=1024,seq=128,vocab=2048", 4),

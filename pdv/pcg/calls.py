@@ -7,14 +7,10 @@ its running ones in the norm's.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ir.dims import Loops
 from ir.graph import Node, unmoved
-from ir.ops import OPERATORS
-from pdv.pcg.plan_cost import FIXED_MOST, is_bias
-
-STATISTICS = frozenset(statistic for op in OPERATORS.values() for statistic in op.statistics)
+from pdv.pcg.norms import is_taken_by_norm
+from pdv.pcg.plan_cost import is_bias
 
 
 def issued(node: Node, loops: Loops, behind: int) -> tuple[int, int]:
@@ -22,8 +18,7 @@ def issued(node: Node, loops: Loops, behind: int) -> tuple[int, int]:
 
     In backward autograd calls one function for each call forward, however many kernels that starts.
     """
-    is_whole = all(loops.extents[loop] == node.loops.extents[loop] for loop in node.loops.contracted)
-    if (is_within_norm(node) and is_whole) or is_within_product(node) or not node.op.kernel:
+    if is_taken_by_norm(node, loops) or is_within_product(node) or not node.op.kernel:
         return 0, 0
     return 1, min(1, behind)
 
@@ -39,20 +34,3 @@ def parameters_read(node: Node) -> int:
 def is_within_product(node: Node) -> bool:
     """True of a bias that the product before it adds itself."""
     return is_bias(node) and node.operands[0].op.bias_rank > 0
-
-
-@lru_cache(maxsize=1 << 14)  # asked of a node more than once
-def is_within_norm(node: Node) -> bool:
-    """True of statistics, which a norm takes itself of what is on one device, and of what moves a buffer by them: maps
-    of vectors over nothing but statistics and buffers (as is found within a few operators).
-    """
-    stack, seen = [node], {node}
-    while stack:
-        value = stack.pop()
-        if value.op in STATISTICS or (value is not node and value.is_param and not value.needs_grad):
-            continue
-        if value.op.kind != "map" or value.type.rank != 1 or len(seen) > FIXED_MOST:
-            return False
-        stack.extend(operand for operand in value.operands if operand not in seen)
-        seen.update(value.operands)
-    return True

@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ir.cost_model import CostModel, Group, Query
 from ir.graph import Graph, Node
 from ir.ops import OPERATORS
+from pdv.pcg.norms import STATISTICS
 from pdv.problem.fused import Fused, kind_of
 
 FUSED_KINDS = ("map", "row", "move")
 
-_STATISTICS = {one for op in OPERATORS.values() for one in op.statistics}
 APART = frozenset(
-    op for op in OPERATORS.values() if op.has_scores or op.draws or op.is_foreign or op.statistics or op in _STATISTICS
+    op for op in OPERATORS.values() if op.has_scores or op.draws or op.is_foreign or op.statistics or op in STATISTICS
 )
 
 Users = Callable[[Node], Sequence[Node]]

@@ -22,13 +22,13 @@ from pdv.cost.breakdown import NodeCost, PlanCost
 from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
+from pdv.pcg.norms import FIXED_MOST, is_taken_by_norm, is_within_norm
 from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.scaled import estimate_nodes, is_narrow
 from pdv.pcg.units import gathered_once
 from pdv.problem import Assignment, Problem, Realized
 
 SCALE_BYTES = 4  # float32
-FIXED_MOST = 128  # operators and leaves of a value that is computed from weights alone
 
 
 def realize(problem: Problem, assignment: Assignment, moves: Redistribution | None = None) -> Realized:
@@ -85,7 +85,8 @@ def _local_costs_of(problem: Problem, pcg: Graph, shardings: Mapping[Node, Shard
     for node in pcg.nodes:
         if not node.is_leaf and node.op.kind != "parallel":
             operands = tuple(shardings[operand] for operand in node.operands)
-            asked[node] = node.signature, node.wanted, _is_free(problem, node), operands
+            is_free = _is_free(problem, node) or is_within_norm(node)
+            asked[node] = node.signature, node.wanted, is_free, operands
             firsts.setdefault(asked[node], (node, operands))
     questions = [(node, node_splits(node, operands, problem.mesh)) for node, operands in firsts.values()]
     costs = dict(zip(firsts, local_costs(problem, questions), strict=True))
@@ -99,17 +100,16 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
 
 def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
     """``local_cost`` of many, in one question to the cost model."""
-    free = [_is_free(problem, node) for node, _ in asked]
-    queries = [
-        Query.of(node, node_local_loops(node, splits, problem.mesh), train=problem.train)
-        for (node, splits), is_free in zip(asked, free, strict=True)
-        if not is_free
-    ]
+    local = [node_local_loops(node, splits, problem.mesh) for node, splits in asked]
+    nodes = [(node, loops) for (node, _), loops in zip(asked, local, strict=True)]
+    free = [_is_free(problem, node) or is_taken_by_norm(node, loops) for node, loops in nodes]
+    paid = (pair for pair, is_free in zip(nodes, free, strict=True) if not is_free)
+    queries = [Query.of(node, loops, train=problem.train) for node, loops in paid]
     answers = iter(zip(queries, estimate_nodes(problem.compute, queries, problem.products, problem.fused), strict=True))
     costs = []
     for (node, splits), is_free in zip(asked, free, strict=True):
         if is_free:
-            costs.append(NodeCost(0.0, 0.0))  # computed once, when the package is written; or within the product below
+            costs.append(NodeCost(0.0, 0.0))  # computed once, as the package is written; or within a product or norm
         else:
             estimate = _with_scales(problem, node, splits, *next(answers))
             costs.append(NodeCost(estimate.forward.mean_s, estimate.backward.mean_s, estimate))

@@ -77,7 +77,7 @@ class Calibration:
     straggler_std: float = 0.005
     std_gain: float = 1.15
     std_most: float = 0.12
-    std_cpu: float = 0.18
+    std_cpu: float = 0.1
     collective_efficiency: float = 0.86
 
 

@@ -213,12 +213,12 @@ def test_parameters_cost_a_cpu_what_was_measured_and_a_gpu_what_the_roofline_say
 
 def test_measured_collectives_are_of_one_kind_of_device_and_as_many() -> None:
     rows = (("all_reduce", 1024.0, 1e-4),)
-    measured = Measurements({}, "mine", "0" * 64, {(A100.name, "NVLink3+NVSwitch", 2, 2): rows})
-    assert costs(measured=measured).move("NVLink3+NVSwitch", 2, 2) == rows
-    assert costs(measured=measured).move("NVLink3+NVSwitch", 4, 4) == ()
-    assert costs(measured=measured).move("NVLink3+NVSwitch", 2, 4) == ()
-    assert costs(Place(A100), Place(T4), measured=measured).move("NVLink3+NVSwitch", 2, 2) == ()
-    assert costs().move("NVLink3+NVSwitch", 2, 2) == ()
+    measured = Measurements({}, "mine", "0" * 64, {(A100.name, "NVLink3+NVSwitch", 2, 1.0): rows})
+    assert costs(measured=measured).move("NVLink3+NVSwitch", 2, 1.0) == rows
+    assert costs(measured=measured).move("NVLink3+NVSwitch", 4, 1.0) == ()
+    assert costs(measured=measured).move("NVLink3+NVSwitch", 2, 0.5) == ()
+    assert costs(Place(A100), Place(T4), measured=measured).move("NVLink3+NVSwitch", 2, 1.0) == ()
+    assert costs().move("NVLink3+NVSwitch", 2, 1.0) == ()
 
 
 def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:
     )  # fmt: skip
     seconds, _ = read.seconds(kernel, record(str(columns["gpu"][0]))) or (0.0, 0.0)
     assert seconds == pytest.approx(float(columns["latency_us"][0]) * 1e-6)
-    assert set(read.collectives) == {("A100-SXM4-80GB", "NVLink3+NVSwitch", 8, 8)}
+    assert set(read.collectives) == {("A100-SXM4-80GB", "NVLink3+NVSwitch", 8, 1.0)}
 
 
 def test_replayed_calls_answer_for_a_gpu_and_for_no_cpu() -> None:

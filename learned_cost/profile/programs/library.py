@@ -88,10 +88,9 @@ def _channel_variance(x: Tensor, mean: Tensor, shares: int) -> Tensor:
     return _channel_mean((x - _per_channel(mean, x)).square(), shares)
 
 
-def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vectors, and a number
-    *vectors, eps = vectors_and_eps
-    mean, variance, weight, bias = (_per_channel(vector, x) for vector in vectors)
-    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
+def _batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """As of what is whole on one device: one call, which takes the statistics itself."""
+    return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
 
 
 HELPERS: dict[str, Any] = {  # Any: modules and functions

@@ -157,7 +157,7 @@ def _backward(piece: Piece, device: torch.device) -> Callable[[], Any]:
     wanted = [tensor.requires_grad_() for tensor, want in zip(x, piece.wanted, strict=True) if want]
     result = call_of(piece.node)(*x)
     arriving = result.detach().clone()
-    return lambda: torch.autograd.grad(result, wanted, arriving, retain_graph=True)
+    return lambda: torch.autograd.grad(result, wanted, arriving, retain_graph=True, allow_unused=True)
 
 
 def _gradient(piece: Piece, side: int) -> tuple[str, Prepare]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ir.graph import Graph, Node
 from ir.memory.layout import Layout, fresh
 from ir.memory.local import Local
-from pdv.pcg.calls import STATISTICS
+from pdv.pcg.norms import STATISTICS
 
 _FEWEST = 2  # readers that want rows: one copies as much as is copied here
 

@@ -25,6 +25,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from pdv.cluster import Device
 from pdv.pcg.calls import issued, parameters_read
+from pdv.pcg.norms import is_taken_by_norm, is_within_norm
 from pdv.pcg.scaled import estimate_nodes
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.profile import Numbers
@@ -269,10 +270,11 @@ class Floors:
             known = self._prices.setdefault(_kind(node, fused), {})
             for shape in shapes:
                 if shape not in known:
-                    known[shape] = np.zeros(0)  # asked for
-                    new.append((known, shape))
-                    extents = dict(zip(node.loops.extents, shape, strict=True))
-                    queries.append(Query.of(node, replace(node.loops, extents=extents), train=True))
+                    loops = replace(node.loops, extents=dict(zip(node.loops.extents, shape, strict=True)))
+                    known[shape] = np.zeros((len(self.devices), 2))
+                    if not is_taken_by_norm(node, loops):
+                        new.append((known, shape))
+                        queries.append(Query.of(node, loops, train=True))
         products = self.space.problem.products
         prices = [estimate_nodes(self.space.in_step(device), queries, products, fused) for device in self.devices]
         for (known, shape), *each in zip(new, *prices, strict=True):
@@ -292,7 +294,7 @@ def _kind(node: Node, fused: Fused | None) -> Hashable:
     how = node.loops.operands, node.loops.result, node.wanted if node.needs_grad else None
     whole = tuple(operand.type for operand in node.operands)
     share = 1.0 if fused is None else fused.share(node.op, whole, node.type, node.attrs)
-    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how, share
+    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how, share, is_within_norm(node)
 
 
 def _shapes(node: Node, sizes: Sizes) -> list[Shape]:

@@ -18,6 +18,7 @@ from ir.operator import Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Invariant, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
+from pdv.pcg.norms import is_within_norm
 from pdv.pcg.plan_cost import copied_bytes, local_costs, surely_kept
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.pcg.states import Seconds
@@ -165,7 +166,8 @@ class ConfigTable:
             return node
         read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied, self._lies(x)) for x in node.operands)
         last = node is self.problem.last
-        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, self._lies(node), last, read
+        here = node.type, node.needs_grad, self._lies(node), last, is_within_norm(node)
+        return node.op.name, tuple(node.attrs.items()), *here, read
 
     def _lies(self, value: Node) -> Hashable:
         """Equal for views alike of values alike, where a bound asks what lies in memory of its own."""

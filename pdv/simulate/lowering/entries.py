@@ -16,7 +16,8 @@ from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
 from ir.verify import node_local_loops, node_splits
-from pdv.pcg.calls import is_within_norm, is_within_product, issued, parameters_read
+from pdv.pcg.calls import is_within_product, issued, parameters_read
+from pdv.pcg.norms import is_within_norm
 from pdv.pcg.units import moves_units
 from pdv.problem import Problem
 from pdv.problem.formats import EMITTED_CALLS

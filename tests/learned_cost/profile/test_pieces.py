@@ -107,6 +107,8 @@ def test_calls_compute_what_ir_says(op: str) -> None:
     torch.manual_seed(0)
     piece = small(op)
     x = operands(piece, CPU)
+    if piece.operator.statistics:  # a call of torch's takes them itself
+        x = [x[0], *torch.var_mean(x[0], (0, 2, 3), correction=0)[::-1], *x[3:]]
     k = Builder()
     node = k.apply(piece.operator, tuple(k.input(f"x{i}", t) for i, t in enumerate(piece.operands)), dict(piece.attrs))
     wanted = evaluate(k.graph({"out": node}), {f"x{i}": value.numpy() for i, value in enumerate(x)}).outputs["out"]

@@ -13,8 +13,8 @@ from ir.graph import Graph
 from ir.types import DType, TensorType
 from pdv.cluster.presets import DEVICES
 from pdv.frontend import load_program
-from pdv.pcg.calls import is_within_norm, issued
-from pdv.pcg.plan_cost import FIXED_MOST
+from pdv.pcg.calls import issued
+from pdv.pcg.norms import FIXED_MOST, is_within_norm
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.price import InStepDevice
 

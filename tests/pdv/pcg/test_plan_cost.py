@@ -7,6 +7,7 @@ import pytest
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.ops.batch_norm import channel_mean, channel_variance
 from pdv.cost.comm import AxisLink, all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
 from pdv.pcg.plan_cost import is_residual, plan_cost
 from tests.pdv.worlds import FAST, f32, problem
@@ -85,6 +86,22 @@ def test_parts_add_up() -> None:
     nodes = sum(entry.forward_s + entry.backward_s for entry in cost.nodes.values())
     assert nodes + cost.optimizer_s == pytest.approx(cost.seconds)
     assert cost.std_s > 0
+
+
+def test_a_norm_of_a_batch_takes_its_statistics_itself() -> None:
+    """Of points that are all on one device; where ranks hold parts, each computes its own terms of them."""
+    seconds = []
+    for cut in (False, True):
+        k = Builder()
+        image = k.input("x", f32(8, 4, 6, 6))
+        x = k.partition(image, dim=0, axis="a") if cut else image
+        mean = k.apply(channel_mean, (x,), {})
+        variance = k.apply(channel_variance, (x, k.replicate(k.reduce(mean, axis="a"), axis="a") if cut else mean), {})
+        pcg = k.graph({"mean": mean, "variance": variance})
+        cost = plan_cost(problem(pcg, MESH), pcg)
+        seconds.append([cost.nodes[node].forward_s for node in (mean, variance)])
+    assert seconds[0] == [0.0, 0.0]
+    assert min(seconds[1]) > 0.0
 
 
 def test_a_residual_is_a_sum_of_two_activations() -> None:
