@@ -1,6 +1,6 @@
 """What a batch norm's own call does beside the norm: its statistics, and what moves the running ones.
 
-Entry points: ``is_within_norm``; ``is_taken_by_norm``, which says it of an operator as it is cut.
+Entry points, of an operator as it is cut: ``is_own_statistic``; ``is_taken_by_norm``, which says it of both.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ FIXED_MOST = 128  # operators and leaves of a value that is followed to what it 
 STATISTICS = frozenset(statistic for op in OPERATORS.values() for statistic in op.statistics)
 
 
+def is_own_statistic(node: Node, loops: Loops) -> bool:
+    """True of a statistic under local ``loops`` that have all points of a channel: the norm's call takes it."""
+    return node.op in STATISTICS and _is_whole(node, loops)
+
+
 def is_taken_by_norm(node: Node, loops: Loops) -> bool:
-    """True of what costs nothing beside the norm under local ``loops``: one device has all points of a channel."""
-    is_whole = all(loops.extents[loop] == node.loops.extents[loop] for loop in node.loops.contracted)
-    return is_whole and is_within_norm(node)
+    """The same, and of what moves running statistics by such: whether these are cut is known in a finished graph."""
+    return _is_whole(node, loops) and is_within_norm(node)
 
 
 @lru_cache(maxsize=1 << 14)  # asked of a node more than once
@@ -36,3 +40,7 @@ def is_within_norm(node: Node) -> bool:
         stack.extend(operand for operand in value.operands if operand not in seen)
         seen.update(value.operands)
     return True
+
+
+def _is_whole(node: Node, loops: Loops) -> bool:
+    return all(loops.extents[loop] == node.loops.extents[loop] for loop in node.loops.contracted)

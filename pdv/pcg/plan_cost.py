@@ -6,10 +6,11 @@ simulator's job is to say how much does.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, together
+from ir.dims import Loops
 from ir.graph import Graph, Node, unmoved
 from ir.memory.layout import Layout, Memory, fresh
 from ir.mesh import Mesh
@@ -22,7 +23,7 @@ from pdv.cost.breakdown import NodeCost, PlanCost
 from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
-from pdv.pcg.norms import FIXED_MOST, is_taken_by_norm, is_within_norm
+from pdv.pcg.norms import FIXED_MOST, is_own_statistic, is_taken_by_norm
 from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.scaled import estimate_nodes, is_narrow
 from pdv.pcg.units import gathered_once
@@ -85,8 +86,7 @@ def _local_costs_of(problem: Problem, pcg: Graph, shardings: Mapping[Node, Shard
     for node in pcg.nodes:
         if not node.is_leaf and node.op.kind != "parallel":
             operands = tuple(shardings[operand] for operand in node.operands)
-            is_free = _is_free(problem, node) or is_within_norm(node)
-            asked[node] = node.signature, node.wanted, is_free, operands
+            asked[node] = node.signature, node.wanted, _is_free(problem, node), operands
             firsts.setdefault(asked[node], (node, operands))
     questions = [(node, node_splits(node, operands, problem.mesh)) for node, operands in firsts.values()]
     costs = dict(zip(firsts, local_costs(problem, questions), strict=True))
@@ -98,11 +98,19 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
     return local_costs(problem, [(node, splits)])[0]
 
 
-def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
-    """``local_cost`` of many, in one question to the cost model."""
+def local_costs(
+    problem: Problem,
+    asked: Sequence[tuple[Node, Sequence[Split]]],
+    in_norm: Callable[[Node, Loops], bool] = is_own_statistic,
+) -> list[NodeCost]:
+    """``local_cost`` of many, in one question to the cost model; ``in_norm``: what a batch norm's call does, too.
+
+    A search pays for what moves running statistics, which stand by themselves where they are cut; a bound does not.
+    """
+    in_norm = is_taken_by_norm if problem.hides else in_norm
     local = [node_local_loops(node, splits, problem.mesh) for node, splits in asked]
     nodes = [(node, loops) for (node, _), loops in zip(asked, local, strict=True)]
-    free = [_is_free(problem, node) or is_taken_by_norm(node, loops) for node, loops in nodes]
+    free = [_is_free(problem, node) or in_norm(node, loops) for node, loops in nodes]
     paid = (pair for pair, is_free in zip(nodes, free, strict=True) if not is_free)
     queries = [Query.of(node, loops, train=problem.train) for node, loops in paid]
     answers = iter(zip(queries, estimate_nodes(problem.compute, queries, problem.products, problem.fused), strict=True))

@@ -166,7 +166,7 @@ class ConfigTable:
             return node
         read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied, self._lies(x)) for x in node.operands)
         last = node is self.problem.last
-        here = node.type, node.needs_grad, self._lies(node), last, is_within_norm(node)
+        here = node.type, node.needs_grad, self._lies(node), last, self.problem.hides and is_within_norm(node)
         return node.op.name, tuple(node.attrs.items()), *here, read
 
     def _lies(self, value: Node) -> Hashable:

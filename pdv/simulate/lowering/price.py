@@ -32,6 +32,7 @@ from ir.verify import node_local_loops
 from pdv.cluster import Device
 from pdv.cluster.host import host_of
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
+from pdv.pcg.norms import is_taken_by_norm
 from pdv.pcg.plan_cost import is_residual, local_costs
 from pdv.pcg.scaled import query_of
 from pdv.problem import Problem
@@ -101,7 +102,8 @@ class DevicePrices:
     def learn(self, entries: Sequence[Entry]) -> None:
         """Price those of local work that are not known."""
         local = [entry for entry in entries if entry.role == "local" and entry.number not in self.entries]
-        costs = local_costs(self.problem, [(entry.node, entry.splits) for entry in local])
+        asked = [(entry.node, entry.splits) for entry in local]
+        costs = local_costs(self.problem, asked, in_norm=is_taken_by_norm)
         for entry, cost in zip(local, costs, strict=True):
             if self.execution.products is not None and is_scaled(entry, self.layers):
                 self.entries[entry.number] = self._scaled(entry, self.execution.products)
