@@ -111,7 +111,7 @@ class Measurements:
 
     def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
         """Median and deviation of this very kernel on this device, if it was measured."""
-        dims = tuple((name, kernel.dims[name]) for name in DIMS if name in kernel.dims)
+        dims = sizes_of({name: kernel.dims[name] for name in DIMS if name in kernel.dims}, kernel.flops)
         found = (self.rows.get((*family, dims)) for family in _families(kernel, device))
         row = next((row for row in found if row is not None), None)
         if row is None or (kernel.kind == "index" and not row.bytes / ALIKE < kernel.bytes < row.bytes * ALIKE):
@@ -152,6 +152,11 @@ def _families(kernel: Kernel, device: DeviceRecord) -> list[Key]:
     return [(device.name, kernel.op, kernel.dtype, kernel.direction, stack) for stack in (*stacks, kernel.stack)]
 
 
+def sizes_of(dims: Mapping[str, float], flops: float) -> tuple[tuple[str, float], ...]:
+    """Dims as a key; of windows with their arithmetic, by which those of groups of channels differ from whole ones."""
+    return (*dims.items(), *([("flops", round(flops))] if "ksize" in dims and math.isfinite(flops) else []))
+
+
 def _median(rows: Sequence[Row]) -> Row:
     seconds = statistics.median(row.seconds for row in rows)
     return replace(rows[0], seconds=seconds, std_s=max(row.std_s for row in rows))
@@ -168,10 +173,10 @@ def _rows(table: Table) -> list[tuple[Key, Row]]:
         gpu, op, dtype, direction, stack = (column[row] for column in texts)
         if suspect[row] or op == FUSED or direction is None or caches[row] == "cold":
             continue  # a consumer meets what was just made, not an empty cache
-        dims = tuple((name, column[row]) for name, column in sizes.items() if column[row] >= 0)
+        dims = {name: column[row] for name, column in sizes.items() if column[row] >= 0}
         std_s = stds[row] * 1e-6 if math.isfinite(stds[row]) else 0.0
-        one = Row(dims, flops[row], moved[row], seconds, std_s)
-        found.append(((gpu, op, dtype, direction, stack, dims), one))
+        one = Row(tuple(dims.items()), flops[row], moved[row], seconds, std_s)
+        found.append(((gpu, op, dtype, direction, stack, sizes_of(dims, flops[row])), one))
     return found
 
 

@@ -15,7 +15,7 @@ from ir.cost_model import NOTHING, Query, Work
 from ir.graph import Node
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import DIMS, Kernel, Subgraph
-from learned_cost.data.measured import Measurements, Row
+from learned_cost.data.measured import Measurements, Row, sizes_of
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord, record
 from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Place
@@ -76,7 +76,7 @@ def kernels(asked: Query) -> tuple[Kernel, ...]:
 
 
 def row(kernel: Kernel) -> tuple[object, ...]:
-    dims = tuple((name, kernel.dims[name]) for name in DIMS if name in kernel.dims)
+    dims = sizes_of({name: kernel.dims[name] for name in DIMS if name in kernel.dims}, kernel.flops)
     return A100.name, kernel.op, kernel.dtype, kernel.direction, kernel.stack, dims
 
 
@@ -233,6 +233,19 @@ def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:
     seconds, _ = read.seconds(kernel, record(str(columns["gpu"][0]))) or (0.0, 0.0)
     assert seconds == pytest.approx(float(columns["latency_us"][0]) * 1e-6)
     assert set(read.collectives) == {("A100-SXM4-80GB", "NVLink3+NVSwitch", 8, 1.0)}
+
+
+def test_windows_of_groups_are_no_whole_ones() -> None:
+    """Of the same sizes, with a part of the arithmetic: measured apart, and asked for apart."""
+    k = Builder()
+    image = k.input("x", f32(8, 64, 16, 16))
+    weights = {groups: k.param(f"w{groups}", f32(64, 64 // groups, 3, 3)) for groups in (1, 64)}
+    nodes = [k.conv2d(image, weight, padding=(1, 1), groups=groups) for groups, weight in weights.items()]
+    ((whole,), (of_groups,)) = (kernels(Query.of(node, node.loops, train=False)) for node in nodes)
+    assert whole.dims == of_groups.dims
+    measured = Measurements({row(whole): Row((), whole.flops, 1.0, 1e-3, 0.0)}, "test", "")
+    assert measured.seconds(whole, A100) == (1e-3, 0.0)
+    assert measured.seconds(of_groups, A100) is None
 
 
 def test_replayed_calls_answer_for_a_gpu_and_for_no_cpu() -> None:
