@@ -121,7 +121,8 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
         space["running"] = _pinned(plan, running)
     if _is_of_step(plan) and plan.stages.virtual == 1:
         space["virtual_stages"] = 1
-    pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))
+    staged = space.get("running", {}).get("stages", 1) > 1  # pins are of a stage's mesh then, not of the cluster's
+    pins = None if space["pins"] is None or staged else load_pins(json.loads(space["pins"]))
     meshes, count = _meshes(cluster, pins), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
     told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}

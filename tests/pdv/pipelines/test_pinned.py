@@ -218,6 +218,16 @@ def cut_in(plan: pdv.Plan) -> dict[str, str]:
     return {name: step["bindings"]["sharding"] for step in stored for name in step["sites"]}
 
 
+def test_a_plan_with_pins_inside_its_stages_verifies(tmp_path: Path) -> None:
+    """The meshes that it names are those of the cluster, of which pins of a stage's mesh say nothing."""
+    pins = {"mesh": {"dp": 2}, "techniques": {"dp": "zero-2"}}
+    saved = pinned_inside(pins, micro_batches=4, rules="none").save_plan(tmp_path / "plan")
+    assert verify(saved)["proof"]
+    change_plan(saved, lambda plan: plan["search"]["certificate"]["space"]["meshes"].reverse())
+    with pytest.raises(VerificationError, match=r"space\.meshes\[0\] is "):
+        verify(saved)
+
+
 def test_pins_speak_of_the_inside_of_each_stage() -> None:
     """A technique, whatever the schedule would allow beside it; and what is named in one layer alone."""
     zero = pinned_inside({"mesh": {"dp": 2}, "techniques": {"dp": "zero-2"}}, micro_batches=4)
