@@ -6,7 +6,6 @@ Entry points: the methods of ``ParallelModule`` of the same names.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,7 @@ from .calls import check_divisible, check_ranks, checksum
 from .gradients import Leaves
 from .kernels.dtensors import mend_distributed_tensors
 from .kernels.exits import wait_at_exit
-from .kernels.launched import own_gpu
+from .kernels.launched import join, own_gpu
 from .kernels.meetings import meet
 from .kernels.refused import nothing_trained
 from .kernels.states import check_loaded_states, check_pieces
@@ -54,8 +53,7 @@ def start_processes(kind: torch.device) -> torch.device:
         kind = own_gpu(kind)
         torch.cuda.set_device(kind)
     if not dist.is_initialized():
-        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
-        dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+        join("nccl" if kind.type == "cuda" else "gloo")
     wait_at_exit()
     _watch_steps()
     check_loaded_states()

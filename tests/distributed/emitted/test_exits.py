@@ -57,3 +57,27 @@ def test_processes_that_end_behind_a_backward_pass_do_not_abort(tmp_path: Path) 
     command = [sys.executable, "-c", AT_ONCE, str(tmp_path / "store")]
     ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
     assert [rank.wait(timeout=150) for rank in ranks] == [0] * 2
+
+
+STARTED_AGAIN = """
+import os, torch, torch.distributed as dist
+from pdv.emit.templates.kernels.launched import join
+join("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.abort()
+if dist.get_rank() == 0:
+    print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total))
+"""
+
+
+def test_processes_that_torchrun_starts_again_find_each_other(tmp_path: Path) -> None:
+    """At the first try: the store that torchrun keeps has the addresses of those that ended, too."""
+    (script := tmp_path / "script.py").write_text(STARTED_AGAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--max-restarts=1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "start 1 sum 3"), done.stderr[-2000:]

@@ -1,6 +1,6 @@
 """Which processes there are, and which GPU is this one's: of a process group that is there, or of the environment.
 
-Entry points: ``world_size``, ``check_world``, ``own_gpu``.
+Entry points: ``world_size``, ``check_world``, ``own_gpu``, ``join``.
 """
 
 from __future__ import annotations
@@ -60,3 +60,18 @@ def own_gpu(kind: torch.device) -> torch.device:
         return kind
     rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
     return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def join(backend: str) -> None:
+    """Make the process group that the environment says."""
+    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
+    starts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if not (starts and kept and os.environ.get("GROUP_WORLD_SIZE") == "1"):  # several agents count differently
+        dist.init_process_group(backend)
+        return
+    # torchrun keeps one store from start to start, in which processes would find the addresses of those that ended.
+    where, rank, size = os.environ["MASTER_ADDR"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    kept_store = dist.TCPStore(where, int(os.environ["MASTER_PORT"]), size, is_master=False)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(f"start_{starts}", kept_store)  # type: ignore[attr-defined]  # both are documented
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
