@@ -68,7 +68,9 @@ dist.all_reduce(total)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.abort()
 if dist.get_rank() == 0:
-    print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total))
+    print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total), flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
