@@ -83,7 +83,8 @@ def validate(
     if as_json:
         print_json("cluster validate", **found)
     else:
-        print(f"{file} describes a cluster" + (f", with {len(warnings)} warnings" if warnings else ""))
+        several = "s" if len(warnings) > 1 else ""
+        print(f"{file} describes a cluster" + (f", with {len(warnings)} warning{several}" if warnings else ""))
 
 
 @app.command()

@@ -28,7 +28,7 @@ from pdv.cost.curves import Curves
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
 TREE_SHARE = 0.92
 # Calling a collective on a CPU, beside the collective: autograd's function, gloo's request; and where processes share
-# cores, for it ends when the last of them has had a core (benchmarks/cluster.py, cells on one host).
+# cores, on links that nobody measured: it ends when the last of them has had a core (benchmarks/cluster.py).
 CALLED_S, TURN_S = 5e-5, 2e-3
 
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
