@@ -34,6 +34,7 @@ from benchmarks.measured.run_packages import on_ranks, run_collectives, run_pack
 from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
+from learned_cost.evaluation.evaluate import Z90
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.presets import DEVICES
 from pdv.cost.comm import CALLED_S, AxisLink, calling_s
@@ -49,7 +50,6 @@ from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.step import simulate
 
 FITTED = ("kernels_cpu", "copies_cpu")
-NINETY = 1.645  # deviations on either side of a normal's middle nine tenths
 APART = 0.1  # of the faster one: pairs closer than that are noise
 MODELS = ("analytic", "learned", "measured", "auto")
 COLLECTIVE_STD = 0.2  # of gloo's collectives between runs of this benchmark, two ranks, 2026-11-21
@@ -230,7 +230,7 @@ def claim(record: Record, plans: Sequence[Row], name: str) -> None:
         taus.append(statistics.mean(agree) if agree else 0.0)
         slower.append(min(rows, key=lambda row: float(row["predicted_s"][name]))["step_s"] / rows[0]["step_s"] - 1)
     off = {row["key"]: row["predicted_s"][name] / row["step_s"] - 1 for row in plans}
-    held = [abs(row["predicted_s"][name] - row["step_s"]) < NINETY * row["predicted_std_s"][name] for row in plans]
+    held = [abs(row["predicted_s"][name] - row["step_s"]) < Z90 * row["predicted_std_s"][name] for row in plans]
     record.claim(f"{name}: pairs more than 10 % apart", pairs, "pairs")
     record.claim(f"{name}: pairs ordered right", 100 * right / max(pairs, 1), "%")
     record.claim(f"{name}: Kendall's tau, mean over groups", statistics.mean(taus), "")

@@ -20,7 +20,7 @@ import numpy as np
 from ir.cost_model import NOTHING, SOURCES, Answers, Estimate, Group, Key, NodeEstimate, Query, Work, with_rows
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
-from learned_cost.data.measured import Measurements
+from learned_cost.data.measured import Measurements, share_of
 from learned_cost.describe import DTYPES, backward_kernels, forward_kernels, in_format
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.devices.host import CPU
@@ -163,7 +163,7 @@ class KernelCosts:
         """
         if self.measured is None or len(self.places) != 1:
             return ()
-        return self.measured.collectives.get((self.places[0].record.name, interconnect, size, round(share, 2)), ())
+        return self.measured.collectives.get((self.places[0].record.name, interconnect, size, share_of(share)), ())
 
     def provenance(self) -> Mapping[str, Any]:
         """Names and hashes."""

@@ -143,8 +143,8 @@ def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curve
     from learned_cost.collectives.curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 
-    devices = [entry.device for entry in cluster.classes for _ in range(entry.count)]
-    share = min(statistics.fmean(device.share for device in devices), 1.0)
+    classes = cluster.classes
+    share = statistics.fmean([entry.device.share for entry in classes], [entry.count for entry in classes])
     measured = compute.move(INTERCONNECTS.get(link, link), size, share) if isinstance(compute, KernelCosts) else ()
     if measured:
         return Curves.of(measured, "measured", MOVED_STD)

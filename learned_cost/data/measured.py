@@ -157,6 +157,11 @@ def sizes_of(dims: Mapping[str, float], flops: float) -> tuple[tuple[str, float]
     return (*dims.items(), *([("flops", round(flops))] if "ksize" in dims and math.isfinite(flops) else []))
 
 
+def share_of(share: float) -> float:
+    """What a process has of a core, as a key: 2/3 is what a cluster file says in two digits."""
+    return round(min(share, 1.0), 2)
+
+
 def _median(rows: Sequence[Row]) -> Row:
     seconds = statistics.median(row.seconds for row in rows)
     return replace(rows[0], seconds=seconds, std_s=max(row.std_s for row in rows))
@@ -197,7 +202,7 @@ def _move(table: Table) -> list[tuple[Group, Moved]]:
     for row, seconds in enumerate(table.latency_s.tolist()):
         gpu, link, name = (column[row] for column in texts)
         of_node = cores[row] if cores[row] > 0 else PROFILED_CORES
-        share = round(min(of_node / max(beside[row], devices[row]), 1.0), 2) if link == ON_CORES else 1.0
+        share = of_node / max(beside[row], devices[row]) if link == ON_CORES else 1.0
         if nodes[row] <= 1 and sizes[row] > 0:
-            found.append(((gpu, link or "", devices[row], share), (name, float(sizes[row]), seconds)))
+            found.append(((gpu, link or "", devices[row], share_of(share)), (name, float(sizes[row]), seconds)))
     return found

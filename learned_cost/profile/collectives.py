@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learned_cost.data.measured import ON_CORES
+from learned_cost.profile.detect import cores_for
 from learned_cost.profile.rows import FOLDS, Setting
 from learned_cost.profile.store import Row, Store
 
@@ -201,7 +201,7 @@ def _row(setting: Setting, name: str, size: int, ranks: int, seconds: list[float
 
 def _cores(setting: Setting) -> int | None:
     """For how many processes this machine has cores, where these are what was measured."""
-    return max(1, len(os.sched_getaffinity(0)) // setting.threads) if setting.record.kind == "cpu" else None
+    return cores_for(setting.threads) if setting.record.kind == "cpu" else None
 
 
 def _interconnect(setting: Setting, nodes: int) -> str:

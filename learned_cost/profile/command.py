@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType
 from learned_cost.devices.device import FOLDER, DeviceRecord, load_records, record
-from learned_cost.profile.detect import CACHE_BYTES, detect
+from learned_cost.profile.detect import CACHE_BYTES, cores_for, detect
 from learned_cost.profile.programs.groups import Group, Limits, ListedGroup, OperatorGroup, SubgraphGroup
 from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.programs.planned import read_shipped
@@ -203,8 +202,7 @@ def detect_record(device: str, threads: int, count: int, name: str, *, measured:
     found = detect(torch_device(kind, threads), shipped=not measured)
     if name:
         found = found.model_copy(update={"name": name})
-    cores = len(os.sched_getaffinity(0)) // threads
-    return found, count or max(1, torch.cuda.device_count() if kind == "cuda" else cores)
+    return found, count or (max(1, torch.cuda.device_count()) if kind == "cuda" else cores_for(threads))
 
 
 def cluster_of(found: DeviceRecord, count: int) -> dict[str, Any]:  # Any: YAML
@@ -221,7 +219,7 @@ def cluster_of(found: DeviceRecord, count: int) -> dict[str, Any]:  # Any: YAML
     }
     if found.kind == "gpu":
         device |= {"memory": f"{found.memory_bytes / 2**30:.4g} GiB", "launch_latency": "5 us", "efficiency": 0.75}
-    if found.kind == "cpu" and count > (cores := max(1, len(os.sched_getaffinity(0)) // found.sm_count)):
+    if found.kind == "cpu" and count > (cores := cores_for(found.sm_count)):
         device["share"] = cores / count
     node: dict[str, Any] = {"devices": count, "device": device}
     if count > 1:

@@ -1,5 +1,5 @@
 """The record of the device at hand: a shipped one if its driver's name is known, else what torch tells and a few
-seconds of measuring. Entry point: ``detect``.
+seconds of measuring. Entry points: ``detect``, ``cores_for``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def detect(device: torch.device, folder: Path | None = None, *, shipped: bool = 
         known = find(torch.cuda.get_device_name(device), load_records(folder).values()) if shipped else None
         return known or _gpu(device)
     return _cpu(device)
+
+
+def cores_for(threads: int) -> int:
+    """For how many processes of so many threads this machine has cores; at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def _gpu(device: torch.device) -> DeviceRecord:

@@ -35,6 +35,7 @@ from pdv.cost.comm import (
 from pdv.emit.analysis.outline import BlockRun
 from pdv.emit.emission import Emission
 from pdv.emit.package import emission_of
+from pdv.pcg.norms import is_taken_by_norm
 from pdv.plan.package import read_document
 from pdv.plan.running import running_of
 from pdv.prices import priced_by
@@ -229,15 +230,17 @@ def _blocks(plan: Loaded, measured: Sequence[Mapping[str, Any]]) -> list[Documen
 
 
 def _prices(problem: Problem, graph: Graph, emission: Emission) -> dict[Any, tuple[float, float]]:  # Any: nodes
-    """Seconds forward and backward of each operator of the text; moves are none."""
+    """Seconds forward and backward of each operator of the text; none of moves, nor of what a batch norm does."""
     shardings = infer_shardings(graph, emission.mesh)
-    nodes = [node for node in graph.nodes if not node.is_leaf and node.op.kind != "parallel"]
-    queries = []
-    for node in nodes:
-        splits = node_splits(node, [shardings[operand] for operand in node.operands], emission.mesh)
-        queries.append(Query.of(node, node_local_loops(node, splits, emission.mesh), train=problem.train))
+    queries = {}
+    for node in graph.nodes:
+        if not node.is_leaf and node.op.kind != "parallel":
+            splits = node_splits(node, [shardings[operand] for operand in node.operands], emission.mesh)
+            loops = node_local_loops(node, splits, emission.mesh)
+            if not is_taken_by_norm(node, loops):
+                queries[node] = Query.of(node, loops, train=problem.train)
     found = dict.fromkeys(graph.nodes, (0.0, 0.0))
-    for node, estimate in zip(nodes, problem.compute.nodes(queries), strict=True):
+    for node, estimate in zip(queries, problem.compute.nodes(list(queries.values())), strict=True):
         found[node] = estimate.forward.mean_s, estimate.backward.mean_s
     return found
 

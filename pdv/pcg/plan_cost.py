@@ -108,8 +108,7 @@ def local_costs(
     A search pays for what moves running statistics, which stand by themselves where they are cut; a bound does not.
     """
     in_norm = is_taken_by_norm if problem.hides else in_norm
-    local = [node_local_loops(node, splits, problem.mesh) for node, splits in asked]
-    nodes = [(node, loops) for (node, _), loops in zip(asked, local, strict=True)]
+    nodes = [(node, node_local_loops(node, splits, problem.mesh)) for node, splits in asked]
     free = [_is_free(problem, node) or in_norm(node, loops) for node, loops in nodes]
     paid = (pair for pair, is_free in zip(nodes, free, strict=True) if not is_free)
     queries = [Query.of(node, loops, train=problem.train) for node, loops in paid]
