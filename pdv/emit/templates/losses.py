@@ -89,14 +89,14 @@ def batch_loss(
     if not failed:
         _counts[:] = [totals.size(1)]
     count = 1 if weigh else _counts[0]
+    if weigh is None and reduction == "mean" and sums is not None and can_tell and count == 1:
+        return guess_weight(sums, totals, axes, failed, shows=shows())
     flags = totals.new_tensor([len(failed)] if can_tell else [])
     losses, weights = (torch.cat([x.expand(count), flags]) for x in totals.detach())
     if reduction == "sum":
         weights = torch.ones_like(weights[:count])
     elif weigh is not None:
         weights = weigh(weights[:count]).to(weights)
-    elif sums is not None and can_tell and count == 1:
-        return guess_weight(sums, totals, weights, axes, failed, shows=shows())
     else:
         weights = told(Sum(weights, axes).wait(), count, failed)
     summed = Sum(losses, axes) if sums is None else sums.beside(losses, axes)
@@ -162,8 +162,8 @@ def batch_terms(
             raise
         failed.append(error)
         totals = outputs[0].new_zeros(2, 1, dtype=_type_of_sums(outputs))
-    is_whole = not parts and not failed
-    return _with_gradient(totals if is_whole else totals + _rest_of_graph(seen, outputs, ends, axes), outputs)
+    rest = _rest_of_graph(seen, outputs, ends, axes) if parts or failed else 0
+    return _with_gradient(totals + rest if isinstance(rest, Tensor) else totals, outputs)
 
 
 def _own_terms(loss_fn: LossFn, output: Any, target: Any, reduction: str, parts: Sequence[str]) -> Tensor:
@@ -204,7 +204,7 @@ def _sums_and_weights(result: Any, outputs: Sequence[Tensor]) -> Tensor:
         if isinstance(term[1], Tensor) and term[1].requires_grad:
             raise bad_loss("It returned a weight that has a gradient, as a second loss would")
     dtype, device = _type_of_sums(outputs), outputs[0].device
-    return torch.stack([torch.stack([_scalar(x, dtype, device) for x in row]) for row in zip(*terms, strict=True)])
+    return torch.stack([_scalar(x, dtype, device) for row in zip(*terms, strict=True) for x in row]).view(2, -1)
 
 
 def _type_of_sums(outputs: Sequence[Tensor]) -> torch.dtype:

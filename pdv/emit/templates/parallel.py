@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .kernels.compiled import outside
 
-# torch 2.13 renamed both and deprecated the old names.
+# torch 2.13 renamed both.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -148,12 +148,12 @@ def own_group(ranks: Tensor) -> dist.ProcessGroup:
 
 def partition(x: Tensor, dim: int, axis: Axis) -> Tensor:
     """Invariant -> Shard(dim): keep this rank's block."""
-    return _move(x, axis, lambda t: _slice(t, dim, axis), lambda g: _all_gather(g, dim, axis))
+    return _move(x, axis, lambda t: own_block(t, dim, axis), lambda g: _all_gather(g, dim, axis))
 
 
 def combine(x: Tensor, dim: int, axis: Axis, *, regather: bool = False) -> Tensor:
     """Shard(dim) -> Invariant: every rank gets the whole and goes on computing the same with it."""
-    whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: _slice(g, dim, axis))
+    whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: own_block(g, dim, axis))
     return _remembered(whole, x, dim, axis) if regather else whole
 
 
@@ -196,20 +196,22 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _linear(grad, *ctx.maps), None, None
+        return _apply(grad, *ctx.maps), None, None
 
 
 def _move(x: Tensor, axis: Axis, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
-    return x if axis.size == 1 else _linear(x, forward, dual)
+    return x if axis.size == 1 else _apply(x, forward, dual)
 
 
-@outside  # a collective is waited for: nothing is lost
-def _linear(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
-    return _Linear.apply(x, forward, dual)  # type: ignore[no-any-return, no-untyped-call]
+def _apply(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
+    given = x, forward, dual
+    return _outside(*given) if torch.compiler.is_compiling() else _Linear.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
-# ---- The collectives, on any dim; each returns a tensor of its own, row-major ----
-# What they send and receive is made by _row_major and new_empty alone: a tensor like another may have its strides.
+_outside: Any = outside(_Linear.apply)  # a collective is waited for: nothing is lost
+
+
+# ---- The collectives, on any dim; each returns a tensor of its own, row-major: a tensor like another may be none ----
 
 
 def _row_major(x: Tensor) -> Tensor:
@@ -221,9 +223,9 @@ def _same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def _slice(x: Tensor, dim: int, axis: Axis) -> Tensor:
+def own_block(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    """This rank's, as a copy: a view would keep the whole tensor alive until backward."""
     block = _block_size(x, dim, axis)
-    # A copy: a view would keep the whole tensor alive until backward.
     return _row_major(x.narrow(dim, axis.rank * block, block))
 
 
@@ -292,7 +294,7 @@ def _all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
 def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
     """[axis.size, *block]: the block for each rank, one after the other in memory."""
     split = (*x.shape[:dim], axis.size, _block_size(x, dim, axis), *x.shape[dim + 1 :])
-    return _row_major(x.view(split).movedim(dim, 0))  # a dim can be split whatever the strides
+    return x.view(split).movedim(dim, 0).contiguous()  # a dim can be split whatever the strides
 
 
 def join_blocks(blocks: Tensor, dim: int) -> Tensor:

@@ -32,7 +32,7 @@ from .kernels.states import check_loaded_states, check_pieces
 from .kernels.steps import cut, is_same_on
 from .losses import LossFn, batch_loss, begin_weight, passes, reduction_of
 from .optimizers import look_at_steps
-from .parallel import Axis, combine, partition
+from .parallel import Axis, combine, own_block, partition
 from .stored import Held, Weights, cut_over, local_piece
 
 if TYPE_CHECKING:
@@ -216,7 +216,8 @@ def read_batch(model: nn.Module, inputs: Batch, target: Target) -> tuple[list[Te
 def own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
     """The rows of this rank, of those of the whole batch."""
     for axis in axes:
-        x = partition(x, 0, axis)
+        if axis.size > 1:
+            x = partition(x, 0, axis) if x.requires_grad else own_block(x, 0, axis)
     return x
 
 

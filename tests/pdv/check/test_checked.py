@@ -117,7 +117,7 @@ MISTAKES = (
     ("transformer", "parallel.py", "lambda t: _all_reduce(t, axis), _same",
      "lambda t: _all_reduce(t, axis), lambda g: _all_reduce(g, axis)", "gradient"),
     ("transformer", "parallel.py", "lambda g: _reduce_scatter(g, dim, axis)",
-     "lambda g: _slice(g, dim, axis)", "gradient"),
+     "lambda g: own_block(g, dim, axis)", "gradient"),
     ("transformer", "parallel.py", "axis.rank * block, block", "(axis.size - 1 - axis.rank) * block, block", ""),
     ("transformer", "operators.py", "ids = ids - first", "ids = ids - block", "output"),
     ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),

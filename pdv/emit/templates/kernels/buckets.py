@@ -101,11 +101,11 @@ class Guess:
             )
         torch._foreach_mul_(gradients, guess / weight if weight else math.inf)
 
-    def note(self, numbers: Tensor) -> Tensor:
-        """The weight of the batch [1], of the numbers beside its gradients."""
+    def note(self, numbers: Tensor) -> float:
+        """The weight of the batch, of the numbers beside its gradients."""
         _, _, weight, seen = numbers.tolist()
         self._last, self._is_watched = [*self._last[-1:], weight], seen > 0
-        return numbers[2:3]
+        return float(weight)
 
     def drop(self) -> None:
         """Forget a step that failed."""
@@ -113,22 +113,24 @@ class Guess:
 
 
 def guess_weight(
-    sums: GradientSums, totals: Tensor, weights: Tensor, axes: Sequence[Axis], failed: list[Exception], *, shows: bool
+    sums: GradientSums, totals: Tensor, axes: Sequence[Axis], failed: list[Exception], *, shows: bool
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """As ``losses.batch_loss``, of one loss with its weight; ranks wait for one another only if that is not guessed.
 
-    weights: this rank's, and whether it failed.
+    totals: [2, 1], this rank's loss and its weight, on a CPU, which makes few tensors of them: each costs it 10 us.
     """
-    numbers = torch.stack([totals[0, 0].detach(), weights[1], weights[0], weights.new_tensor(float(shows))])
+    own_loss, own_weight = totals.detach().flatten().tolist()
+    numbers = totals.new_tensor([own_loss, len(failed), own_weight, shows])
     summed = sums.beside(numbers, axes)
-    guess = sums.guess.begin(summed)
-    weight = told(Sum(weights, axes).wait(), 1, failed) if guess is None else weights.new_tensor([guess])
+    weight = sums.guess.begin(summed)
+    if weight is None:
+        weight = float(told(Sum(totals.new_tensor([own_weight, len(failed)]), axes).wait(), 1, failed))
 
     def whole() -> Tensor:
-        loss = told(summed.wait()[:2], 1, failed)
-        return (loss / sums.guess.note(numbers)).sum()
+        told(summed.wait()[:2], 1, failed)
+        return numbers[0] / sums.guess.note(numbers)
 
-    return (totals[0] / weight).sum(), whole
+    return totals[0, 0] / weight, whole
 
 
 @dataclass(eq=False)
