@@ -35,6 +35,7 @@ SCALE_FLOOR = 1e-3  # of the largest gradient: what is far smaller is rounding (
 HOPELESS = 1.5  # times the experts' best step so far: a setting this slow in one step is not stepped again
 # Up to so many times the experts' best tuned step: stepped every so many rounds
 EVERY = ((1.6, 1), (4.0, 4), (math.inf, 10))
+COMPARED = 8  # first steps, before each of which an emitted program compares its ranks
 BEHIND = 3.0  # times the experts' best step so far: a strategy whose start is this slow is not tuned further
 
 
@@ -155,8 +156,9 @@ def run(spec: Row) -> Row:
 
 def alternate(trainers: dict[str, Trainer], found: dict[str, Row], rounds: int) -> None:
     """One step of each in turn, the first one another each round; seconds of the slowest rank, by round."""
-    for trainer in trainers.values():
-        timed(trainer)
+    for name, trainer in trainers.items():
+        for _ in range(COMPARED if is_own(name) else 1):
+            timed(trainer)
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in trainers}
     names = list(trainers)
     for number in range(rounds):

@@ -245,9 +245,9 @@ class Whole:
             forward += begun[0]
             again = forward if self.again else 0.0
             back, end = backward + begun[1] + again, last + begun[2] + again
-            tail = timing.behind_s + float(self.profiles[stage].optimizer_s[own].sum())
-            tail = tail if self._goes_on else 0.0
-            durations.append(Durations(forward, back, end, timing.behind_s, timing.later * backward, tail))
+            behind = timing.behind_s if self.profiles[stage].sums_s[own].any() else 0.0
+            tail = behind + float(self.profiles[stage].optimizer_s[own].sum()) if self._goes_on else 0.0
+            durations.append(Durations(forward, back, end, behind, timing.later * backward, tail))
             passed = timed[stage].sent_bytes[ends[chunk + 1] - 1]
             sends.append(0.0 if link is None else link.latency_s + passed / link.bandwidth_bytes_per_s)
         line = self._timeline(durations, sends[:-1])

@@ -127,6 +127,10 @@ class Leaves:
                 self._shard = local_piece(parameter).detach()
         return self._shard
 
+    def has(self, shard: Tensor) -> bool:
+        """Whether that is it, still."""
+        return self._shard is shard
+
     def move(self, parameter: Tensor) -> None:
         """Let a parameter go on in the memory of the other version (``GradientSums.turn``)."""
         shard = self.shard(parameter)

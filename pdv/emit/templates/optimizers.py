@@ -100,6 +100,10 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     """Take back, and count a change of each parameter, which torch's fused optimizers do not."""
     del args, kwargs
     _take_back(optimizer)
+    known = _exchanges.get(optimizer)
+    if known is not None and known.again is not None:
+        increment_version(known.again.shards)
+        return
     increment_version([leaves.shard(p) for p in _given(optimizer) if (leaves := _leaves(p)) and isinstance(p, DTensor)])
 
 
@@ -155,24 +159,24 @@ class Exchange:
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []  # the list of a group, and what it had
         self._whole: defaultdict[Tensor, State] = defaultdict(dict)
         self._pieces: defaultdict[Tensor, State] = defaultdict(dict)
-        self._again: Again | None = None
+        self.again: Again | None = None
         self.sums: set[GradientSums] = set()
 
     def is_ready(self, optimizer: Optimizer) -> bool:
         """Whether parameters and states are what the last step left."""
-        return self._again is not None and self._again.holds(optimizer)
+        return self.again is not None and self.again.holds(optimizer)
 
     @torch.no_grad()
     def make(self, optimizer: Optimizer, *, again: bool = False) -> None:
         """Local tensors in place of parameters; ``again``: of those of the last step (``is_ready``)."""
         vars(optimizer).setdefault("zero_grad", partial(_zero_grad, optimizer))
-        if again and self._again is not None and self._again.give_gradients():
-            for parameters, before, shards in self._again.groups:
+        if again and self.again is not None and self.again.give_gradients():
+            for parameters, before, shards in self.again.groups:
                 self._groups.append((parameters, before))
                 parameters[:] = shards
             optimizer.state = self._pieces
             return
-        self._again = None
+        self.again = None
         self._whole, self._exchanged, self._others = optimizer.state, [], []
         for group in optimizer.param_groups:
             parameters = group["params"]
@@ -194,11 +198,11 @@ class Exchange:
             parameters[:] = before
         self._groups = []
         optimizer.state = self._whole
-        if self._again is not None:
-            self._again.drop_gradients()
-            if self._again.left_states():
+        if self.again is not None:
+            self.again.drop_gradients()
+            if self.again.left_states():
                 return
-            self._again = None
+            self.again = None
         for parameter in self._others:
             if parameter in self._pieces:
                 self._whole[parameter] = self._pieces.pop(parameter)
@@ -207,7 +211,7 @@ class Exchange:
             if entry.has_changed(self._pieces):
                 self._whole[entry.parameter] = entry.place(self._pieces[entry.shard])
         if not self._others:
-            self._again = Again(optimizer, self._exchanged, self._pieces)
+            self.again = Again(optimizer, self._exchanged, self._pieces)
             self.sums = _sums_of(optimizer)
 
     def _local(self, parameter: Tensor) -> Tensor:
@@ -232,34 +236,33 @@ class Again:
 
     def __init__(self, optimizer: Optimizer, entries: Sequence[Entry], pieces: States) -> None:
         self.whole, self._pieces = optimizer.state, pieces
-        self._pairs = [(entry.parameter, entry.shard, entry.parameter.placements) for entry in entries]
+        self._parameters = [entry.parameter for entry in entries]
+        self.shards = [entry.shard for entry in entries]
+        self._placements = [parameter.placements for parameter in self._parameters]
+        self._leaves = [_leaves(parameter) for parameter in self._parameters]
         shards = {id(entry.parameter): entry.shard for entry in entries}
         lists = [group["params"] for group in optimizer.param_groups]
         self.groups = [(given, list(given), [shards[id(p)] for p in given]) for given in lists]
-        self._parameters = [entry.parameter for entry in entries]
-        self._held = [entry.held for entry in entries]
-        self._values = _all_values(self._held)
-        self._live = [entry.live for entry in entries]
-        self._local_values = _all_values(self._live)
+        self._states, self._local_states = _all_of(self.whole), _all_of(pieces)
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether parameters and states are these."""
         lists = [group["params"] for group in optimizer.param_groups]
         return (
             optimizer.state is self.whole
-            and all((own := _leaves(p)) is not None and own.shard(p) is shard for p, shard, _ in self._pairs)
+            and _are_these([_leaves(parameter) for parameter in self._parameters], self._leaves)
+            and all(own is not None and own.has(shard) for own, shard in zip(self._leaves, self.shards, strict=True))
             and _are_these(lists, [given for given, _, _ in self.groups])
             and all(_are_these(given, before) for given, before, _ in self.groups)
-            and _are_these(list(map(self.whole.get, self._parameters)), self._held)
-            and _are_these(_all_values(self._held), self._values)
+            and _are_these(_all_of(self.whole), self._states)
         )
 
     def give_gradients(self) -> bool:
         """Each local tensor gets the piece of its parameter's gradient; False if one is placed otherwise."""
-        for parameter, shard, placements in self._pairs:
+        for parameter, shard, placements in zip(self._parameters, self.shards, self._placements, strict=True):
             grad = parameter.grad
             if isinstance(grad, DTensor) and grad.placements == placements:
-                shard.grad = grad.to_local()
+                shard.grad = grad._local_tensor  # noqa: SLF001  # what to_local() gives where nothing is recorded
             elif grad is not None:
                 self.drop_gradients()
                 return False
@@ -267,17 +270,21 @@ class Again:
 
     def drop_gradients(self) -> None:
         """Local tensors have none."""
-        for _, shard, _ in self._pairs:
+        for shard in self.shards:
             shard.grad = None
 
     def left_states(self) -> bool:
         """Whether a step left the tensors of the states in their places, and made none."""
-        live = [self._pieces.get(shard) for _, shard, _ in self._pairs]
-        return _are_these(live, self._live) and _are_these(_all_values(live), self._local_values)
+        return _are_these(_all_of(self._pieces), self._local_states)
 
 
-def _all_values(states: Iterable[State | None]) -> list[Any]:  # Any: as State
-    return list(chain.from_iterable(state.values() for state in states if state is not None))
+def _all_of(states: States) -> list[object]:
+    """Parameters, their states, and what these have: to look each up would take its hash, which Python makes."""
+    return [*states, *states.values(), *chain.from_iterable(map(_values, states.values()))]
+
+
+def _values(state: Any) -> Iterable[object]:  # Any: a State, or what a loop keeps beside states
+    return state.values() if isinstance(state, dict) else ()
 
 
 def _are_these(one: Sequence[object], other: Sequence[object]) -> bool:

@@ -48,7 +48,7 @@ class Segments:
     """Segments by content, for stages of one kind."""
 
     def __init__(
-        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration, stages: int
+        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration, chunks: int
     ) -> None:
         self.links, self.prices, self.execution = links, prices, execution
         self._known: dict[Hashable, Segment] = {}
@@ -67,9 +67,9 @@ class Segments:
         # of a program in Python its collectives' backward is, too
         self.moves = (self.issue[0],) * 2 if execution.eager else self.issue
         self.adds = picoseconds(calibration.host_add_s) if gpu else 0
-        waits = stages > 1 and any(device.share < 1.0 for device in links.devices)
-        begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if waits else 0.0
-        self.begin = picoseconds(begin_s)
+        begin_s = calibration.host_pass_s if gpu else calibration.pass_cpu_s if chunks > 1 else 0.0
+        self.on_cpu, share = not gpu, min(device.share for device in links.devices)
+        self.begin = picoseconds(begin_s / share)
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
         self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0
@@ -113,7 +113,9 @@ class Segments:
     def host_start(self) -> list[Placed]:
         """What the host does before it issues a pass."""
         everyone = tuple(range(len(self.links.devices)))
-        return [Placed(self.made((Task("begin", HOST, everyone, 0, self.begin),), "begin"))] if self.begin else []
+        task = Task("begin", HOST, everyone, 0, self.begin)
+        task = Task("begin", COMPUTE, everyone, self.begin) if self.on_cpu else task
+        return [Placed(self.made((task,), "begin"))] if self.begin else []
 
     def host_moves(self, start: int, num_bytes: Mapping[int, float], awaited: Sequence[int], *, back: bool) -> Placed:
         """What goes to the host, or comes back: of layers that start in some places; ``awaited``: waited for, behind.

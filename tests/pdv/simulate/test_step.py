@@ -132,18 +132,21 @@ def test_what_all_ranks_hold_crosses_stages_in_slices() -> None:
     assert sent("sp=1,slices=0") == already
 
 
-def test_micro_batches_wait_for_a_core_that_processes_share() -> None:
-    """By as much as the constant says, in each pass behind another process; never with a core of one's own."""
+def test_passes_of_a_pipeline_take_a_core_for_their_schedule() -> None:
+    """Two of each micro-batch on every stage, by as much of a whole core as the constant says; of one stage none."""
 
-    def host_s(count: int, share: float, stages: int = 2) -> float:
+    def computed_s(count: int, share: float, pass_s: float, stages: int = 2) -> float:
         device, spec = {"preset": "cpu-core", "share": share}, f"pp={stages},batch=8,mbs={8 // count // (2 // stages)}"
         work = gpt(spec, nodes=1, devices=2, device=device, link="loopback-gloo", network=None)
-        shares = simulate(replace(work, execution=replace(work.execution, eager=True))).breakdown
-        return max(one.parts.get("host", 0) for one in shares) / PICO
+        work = replace(work, execution=replace(work.execution, eager=True))
+        shares = simulate(work, calibration=replace(CALIBRATION, pass_cpu_s=pass_s), draws=0).breakdown
+        return sum(sum(one.parts.values()) for one in shares) / len(shares) / PICO
 
-    assert host_s(8, 1.0) == host_s(4, 1.0)
-    assert host_s(4, 0.5, 1) == host_s(2, 0.5, 1)  # nothing is received
-    assert host_s(8, 0.5) >= host_s(4, 0.5) + 4 * CALIBRATION.turn_cpu_s
+    for count in (4, 8):
+        alone, shared = (computed_s(count, share, 1e-3) - computed_s(count, share, 0.0) for share in (1.0, 0.5))
+        assert 2 * count * 1e-3 <= alone <= (2 * count + 4) * 1e-3  # and as the pipeline fills
+        assert shared == pytest.approx(2 * alone, rel=0.3)  # of a core that two have
+    assert computed_s(2, 0.5, 1e-3, 1) == computed_s(2, 0.5, 0.0, 1)
 
 
 def test_gradient_sums_hide_behind_backward() -> None:
