@@ -48,7 +48,13 @@ class Segments:
     """Segments by content, for stages of one kind."""
 
     def __init__(
-        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration, chunks: int
+        self,
+        links: Links,
+        prices: Sequence[DevicePrices],
+        execution: Execution,
+        calibration: Calibration,
+        *,
+        several: bool,
     ) -> None:
         self.links, self.prices, self.execution = links, prices, execution
         self._known: dict[Hashable, Segment] = {}
@@ -67,9 +73,10 @@ class Segments:
         # of a program in Python its collectives' backward is, too
         self.moves = (self.issue[0],) * 2 if execution.eager else self.issue
         self.adds = picoseconds(calibration.host_add_s) if gpu else 0
-        begin_s = calibration.host_pass_s if gpu else calibration.pass_cpu_s if chunks > 1 else 0.0
-        self.on_cpu, share = not gpu, min(device.share for device in links.devices)
-        self.begin = picoseconds(begin_s / share)
+        waits, share = any(device.quota for device in links.devices), min(device.share for device in links.devices)
+        turn_s, pass_s = (calibration.turn_cpu_s, 0.0) if waits else (0.0, calibration.pass_cpu_s / share)
+        self.waits = picoseconds(calibration.host_pass_s if gpu else turn_s * several)
+        self.begins = 0 if gpu else picoseconds(pass_s * several)
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
         self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0
@@ -113,9 +120,9 @@ class Segments:
     def host_start(self) -> list[Placed]:
         """What the host does before it issues a pass."""
         everyone = tuple(range(len(self.links.devices)))
-        task = Task("begin", HOST, everyone, 0, self.begin)
-        task = Task("begin", COMPUTE, everyone, self.begin) if self.on_cpu else task
-        return [Placed(self.made((task,), "begin"))] if self.begin else []
+        tasks = [Task("begin", HOST, everyone, 0, self.waits)] if self.waits else []
+        tasks += [Task("begin", COMPUTE, everyone, self.begins)] if self.begins else []
+        return [Placed(self.made(tuple(tasks), "begin"))] if tasks else []
 
     def host_moves(self, start: int, num_bytes: Mapping[int, float], awaited: Sequence[int], *, back: bool) -> Placed:
         """What goes to the host, or comes back: of layers that start in some places; ``awaited``: waited for, behind.
