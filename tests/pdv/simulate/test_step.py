@@ -152,7 +152,8 @@ def test_passes_of_a_pipeline_take_a_core_for_their_schedule() -> None:
 def test_passes_wait_for_a_core_of_which_a_process_may_have_no_more_than_a_share() -> None:
     def waited_s(count: int, quota: bool) -> float:
         device = {"preset": "cpu-core", "share": 0.5, "quota": quota}
-        work = gpt(f"pp=2,batch=8,mbs={8 // count}", nodes=1, devices=2, device=device, link="loopback-gloo", network=None)
+        spec, link = f"pp=2,batch=8,mbs={8 // count}", "loopback-gloo"
+        work = gpt(spec, nodes=1, devices=2, device=device, link=link, network=None)
         shares = simulate(replace(work, execution=replace(work.execution, eager=True)), draws=0).breakdown
         return max(one.parts.get("host", 0) for one in shares) / PICO
 
