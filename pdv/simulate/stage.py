@@ -93,8 +93,8 @@ class Lowered:
         key = (links.devices, links.counts, links.axes, links.coupled, links.streams, links.sums)
         if key not in self._kinds:
             prices = tuple(self._price(device) for device in links.devices)
-            several = self.workload.stages.chunks > 1
-            segments = Segments(links, prices, self.workload.execution, self.calibration, several=several)
+            chunks = self.workload.stages.chunks
+            segments = Segments(links, prices, self.workload.execution, self.calibration, chunks)
             self._kinds[key] = Kind(links, prices, segments, Engine())
         return self._kinds[key]
 

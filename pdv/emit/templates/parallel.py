@@ -211,7 +211,7 @@ def _apply(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tenso
 _outside: Any = outside(_Linear.apply)  # a collective is waited for: nothing is lost
 
 
-# ---- The collectives, on any dim; each returns a tensor of its own, row-major: a tensor like another may be none ----
+# ---- The collectives, on any dim; each returns a tensor of its own, row-major (empty_like keeps odd strides) ----
 
 
 def _row_major(x: Tensor) -> Tensor:

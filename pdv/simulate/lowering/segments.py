@@ -48,13 +48,7 @@ class Segments:
     """Segments by content, for stages of one kind."""
 
     def __init__(
-        self,
-        links: Links,
-        prices: Sequence[DevicePrices],
-        execution: Execution,
-        calibration: Calibration,
-        *,
-        several: bool,
+        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration, chunks: int
     ) -> None:
         self.links, self.prices, self.execution = links, prices, execution
         self._known: dict[Hashable, Segment] = {}
@@ -75,8 +69,8 @@ class Segments:
         self.adds = picoseconds(calibration.host_add_s) if gpu else 0
         waits, share = any(device.quota for device in links.devices), min(device.share for device in links.devices)
         turn_s, pass_s = (calibration.turn_cpu_s, 0.0) if waits else (0.0, calibration.pass_cpu_s / share)
-        self.waits = picoseconds(calibration.host_pass_s if gpu else turn_s * several)
-        self.begins = 0 if gpu else picoseconds(pass_s * several)
+        self.waits = picoseconds(calibration.host_pass_s if gpu else turn_s * (chunks > 1))
+        self.begins = 0 if gpu else picoseconds(pass_s * (chunks > 1))
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
         self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0
