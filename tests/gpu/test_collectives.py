@@ -50,7 +50,7 @@ def test_collectives_over_one_rank_are_the_identity(dtype: torch.dtype, device: 
             parallel._all_gather(x, dim, axis),
             parallel._reduce_scatter(x, dim, axis),
             parallel._all_to_all(x, dim, (dim + 1) % 3, axis),
-            parallel._slice(x, dim, axis),
+            parallel.own_block(x, dim, axis),
         )
         for result in (*results, parallel._all_reduce(x, axis)):
             torch.testing.assert_close(result, x, rtol=0, atol=0)
@@ -64,7 +64,7 @@ def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, a
     x = torch.randn(8, 64, device=device, requires_grad=True)
     grad = torch.randn(8, 256, device=device)
     with saved_tensors_hooks(parallel.pack, parallel.unpack):
-        whole = parallel._linear(
+        whole = parallel._apply(
             shard, lambda t: parallel._all_gather(t, 0, axis), lambda g: parallel._reduce_scatter(g, 0, axis)
         )
         address = whole.untyped_storage().data_ptr()
