@@ -29,22 +29,24 @@ class MeshCandidate:
         return tuple(route.link for route in self.routes)
 
 
-def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate, ...]:
+def candidate_meshes(cluster: Cluster, max_axes: int = 3, *, mirrored: bool = True) -> tuple[MeshCandidate, ...]:
     """The pinned mesh alone, or every mesh of at most `max_axes` axes: fewest axes first, then by sizes.
 
     One axis over everything; the levels as axes, each whole or as two axes for each n = outer * inner with both above
     one, neighbouring levels put together where there are more of them than axes; and, on nodes joined by a network,
-    axes whose border lies inside a node.
+    axes whose border lies inside a node. Unless ``mirrored``, a level whose parts all see the same links is two axes in
+    one order: the other has the same plans under other names.
     """
     check_pinned_mesh(cluster, cluster.name)
     if cluster.mesh is not None:
         return (_with_routes(cluster, cluster.mesh),)
     levels = tuple((level.name, level.size) for level in cluster.levels)
-    meshes = [_with_routes(cluster, sizes) for sizes in _ways(levels, max_axes)]
+    alike = not mirrored and _levels_are_even(cluster)
+    meshes = [_with_routes(cluster, sizes) for sizes in _ways(levels, max_axes, alike=alike)]
     return tuple(sorted(meshes, key=lambda candidate: (len(candidate.routes), candidate.mesh.shape)))
 
 
-def part_meshes(cluster: Cluster, devices: int, max_axes: int = 3) -> tuple[Mesh, ...]:
+def part_meshes(cluster: Cluster, devices: int, max_axes: int = 3, *, mirrored: bool = True) -> tuple[Mesh, ...]:
     """The meshes of each run of so many devices, as ``candidate_meshes``; none where levels do not tile such a run."""
     levels: list[tuple[str, int]] = []
     left = devices
@@ -58,15 +60,17 @@ def part_meshes(cluster: Cluster, devices: int, max_axes: int = 3) -> tuple[Mesh
             break
     if left > 1:
         return ()
-    meshes = [Mesh(tuple(Axis(name, size) for name, size in sizes)) for sizes in _ways(tuple(levels), max_axes)]
+    ways = _ways(tuple(levels), max_axes, alike=not mirrored and _levels_are_even(cluster))
+    meshes = [Mesh(tuple(Axis(name, size) for name, size in sizes)) for sizes in ways]
     return tuple(sorted(meshes, key=lambda mesh: (len(mesh.axes), mesh.shape)))
 
 
-def _ways(levels: Sizes, max_axes: int) -> list[Sizes]:
-    """Every mesh over some levels, each shape once."""
+def _ways(levels: Sizes, max_axes: int, *, alike: bool = False) -> list[Sizes]:
+    """Every mesh over some levels, each shape once; where parts of a level are ``alike``, it is halved in one order."""
     ways: list[Sizes] = []
     for merged in _merge(levels, max(2, max_axes)):
-        for combination in itertools.product(*([((name, size),), *_halve(name, size)] for name, size in merged)):
+        each = [[(one,), *_halve(*one, ordered=alike and one in levels)] for one in merged]
+        for combination in itertools.product(*each):
             sizes = tuple(itertools.chain.from_iterable(combination))
             if len(sizes) <= max(max_axes, min(2, len(levels))):
                 ways.append(sizes)
@@ -77,6 +81,11 @@ def _ways(levels: Sizes, max_axes: int) -> list[Sizes]:
     for sizes in ways:
         found.setdefault(tuple(size for _, size in sizes), sizes)
     return list(found.values())
+
+
+def _levels_are_even(cluster: Cluster) -> bool:
+    """Whether any two parts of a level see the same links, and lie as they are numbered."""
+    return cluster.is_uniform and not cluster.places
 
 
 def check_pinned_mesh(cluster: Cluster, where: str) -> None:
@@ -108,10 +117,11 @@ def _merge(named: Sizes, max_axes: int) -> list[Sizes]:
     return ways
 
 
-def _halve(name: str, size: int) -> list[Sizes]:
-    """A level as two axes, outer first, for every factorization."""
+def _halve(name: str, size: int, *, ordered: bool) -> list[Sizes]:
+    """A level as two axes, outer first, for every factorization; if ``ordered``, the outer one is no smaller."""
+    outers = (outer for outer in range(2, size // 2 + 1) if size % outer == 0)
     return [
-        ((f"{name}0", outer), (f"{name}1", size // outer)) for outer in range(2, size // 2 + 1) if size % outer == 0
+        ((f"{name}0", outer), (f"{name}1", size // outer)) for outer in outers if not ordered or outer * outer >= size
     ]
 
 

@@ -195,8 +195,7 @@ class Space:
 
     def fused(self, micro_batches: int) -> Fused | None:
         """What operators take of a micro-batch that is compiled, as a replay of its program finds it."""
-        graph = self.graph(micro_batches)
-        if self.problem.fused is None or graph is None:
+        if self.problem.fused is None or (graph := self.graph(micro_batches)) is None:
             return None
         if micro_batches not in self._fused:
             self._fused[micro_batches] = fused_of(graph, self.problem.compute)
@@ -223,7 +222,8 @@ class Space:
 
     def all_meshes(self, stages: int) -> tuple[Mesh, ...]:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
-        found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
+        named = self.pins is not None  # what is pinned of one axis is not of the other
+        found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES, mirrored=named)
         found = self.pinned.meshes(found, self.cluster.num_devices // stages)
         found = tuple(mesh for mesh in found if self.pins is None or self.pins.speaks_of(mesh))
         return tuple(sorted(found, key=self._askew))

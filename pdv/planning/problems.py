@@ -46,7 +46,8 @@ def plan_problems(
         PinsError: if pins name what the graph or every mesh does not have.
     """
     limit = cluster.memory_bytes if memory_limit is None else memory_limit
-    meshes = candidate_meshes(cluster, config.MAX_MESH_AXES)
+    named = isinstance(pins, PinSet)  # what is pinned of one axis is not of the other
+    meshes = candidate_meshes(cluster, config.MAX_MESH_AXES, mirrored=named)
     if isinstance(pins, PinSet):
         meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
     compute = compute or ComputeModel.of(cluster)

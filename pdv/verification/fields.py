@@ -123,7 +123,8 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
         space["virtual_stages"] = 1
     staged = space.get("running", {}).get("stages", 1) > 1  # pins are of a stage's mesh then, not of the cluster's
     pins = None if space["pins"] is None or staged else load_pins(json.loads(space["pins"]))
-    meshes, count = _meshes(cluster, pins), len(space["meshes"])
+    listed = [*space["meshes"], *space["meshes_left_out"]]
+    meshes, count = _meshes(cluster, pins, len(listed)), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
     told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}
     told["of"] = "step" if _is_of_step(plan) else "price"
@@ -157,8 +158,13 @@ def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept[name] for name in kept if name in said}
 
 
-def _meshes(cluster: Cluster, pins: PinSet | None) -> list[str]:
-    meshes = [entry.mesh for entry in candidate_meshes(cluster, config.MAX_MESH_AXES)]
+def _meshes(cluster: Cluster, pins: PinSet | None, count: int) -> list[str]:
+    """Those that were searched; of plans that say of more, both of those that differ in the order of axes alone."""
+    one_each, all_of_them = (
+        [entry.mesh for entry in candidate_meshes(cluster, config.MAX_MESH_AXES, mirrored=mirrored)]
+        for mirrored in (False, True)
+    )
+    meshes = one_each if pins is None and count <= len(one_each) else all_of_them
     spoken = meshes if pins is None else [mesh for mesh in meshes if pins.speaks_of(mesh)] or meshes[-1:]
     return [str(mesh) for mesh in spoken]
 

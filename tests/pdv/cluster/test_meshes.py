@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ir.errors import ClusterError
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cost.comm import AxisLink, axis_link
 
 
 def cluster(nodes: int, devices: int, mesh: dict[str, int] | None = None) -> Cluster:
@@ -28,6 +31,33 @@ def test_levels_and_their_halves() -> None:
     assert names(cluster(1, 1)) == ["single"]
     assert names(cluster(1, 7)) == ["gpu=7"]
     assert names(cluster(7, 1)) == ["node=7"]
+
+
+def test_what_differs_in_the_order_of_axes_alone_is_left_out() -> None:
+    def once(found: Cluster) -> list[str]:
+        return [str(candidate.mesh) for candidate in candidate_meshes(found, 3, mirrored=False)]
+
+    kept = [mesh for mesh in names(cluster(2, 8)) if mesh != "node=2xgpu0=2xgpu1=4"]
+    assert once(cluster(2, 8)) == kept  # of axes over the network and inside a node neither can stand for the other
+    wired = {
+        "nodes": [{"count": 1, "devices": 8, "device": "a100-80gb-sxm", "link": "nvlink3"}],
+        "links": [{"between": ["n0.g0", "n0.g1"], "link": "nvlink4"}],
+    }
+    assert once(cluster(1, 8)) == ["gpu=8", "gpu0=4xgpu1=2"]
+    assert once(load_cluster(wired)) == names(load_cluster(wired)) == ["gpu=8", "gpu0=2xgpu1=4", "gpu0=4xgpu1=2"]
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (8, 8)])
+def test_meshes_that_are_left_out_have_the_links_of_one_that_is_kept(shape: tuple[int, int]) -> None:
+    found = cluster(*shape)
+
+    def links(*, mirrored: bool) -> list[Counter[AxisLink]]:
+        each = candidate_meshes(found, 3, mirrored=mirrored)
+        pairs = (zip(one.mesh.shape, one.routes, strict=True) for one in each)
+        return [Counter(axis_link(size, route) for size, route in of) for of in pairs]
+
+    assert len(links(mirrored=False)) < len(links(mirrored=True))
+    assert all(one in links(mirrored=False) for one in links(mirrored=True))
 
 
 def test_every_mesh_has_all_devices_and_a_link_for_each_axis() -> None:
