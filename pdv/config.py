@@ -16,6 +16,9 @@ SEARCH = "backtrack"
 PIPELINES: Pipelines = "always"  # of all plans the one whose simulated step is shortest
 MAX_MESH_AXES = 2  # nodes and devices; a mesh of three axes takes seconds more, and there are many: pin one to get it
 UNIFORM_GAP = 1e-3  # of a step, paid at most for equal layers to do alike: predictions err by 5 % and more
+REWRITE_GAIN = (
+    5e-3  # of a block's seconds, that a rewrite saves at least: what errors of prices make is not read for it
+)
 BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-2 needs a tenth of it
 CACHE_BYTES = 256 << 20  # of searches kept: a search takes some 10 kB, of the largest models 300 kB
 CACHE_S = 90 * 86400.0  # after which a search is forgotten: the code that made it has changed since

@@ -17,6 +17,7 @@ import numpy as np
 from ir.graph import Node
 from ir.proof.repeats import Repeat
 from ir.sharding import Sharding
+from pdv.config import REWRITE_GAIN
 from pdv.search.blocks import Block
 from pdv.search.priced_blocks import LIMIT, BlockPricer, PricedBlocks
 from pdv.search.solver.alike import cheapest_alike
@@ -204,7 +205,6 @@ class Tables:
     def _solved(self, key: str, where: Where, states: tuple[int, ...]) -> tuple[BlockChoice | None, float]:
         """One entry, and what it costs at least: its variants from the lowest bound on, until the next is no better."""
         found = self._bound.portfolios[key]
-        best: BlockChoice | None = None
         floor = math.inf
         by_param = dict(zip(self._stages.ties.axes, states, strict=True))
         candidates = []
@@ -217,18 +217,26 @@ class Tables:
                     *at(where[2:], solved.table.shape[2:]),
                 )
                 candidates.append((float(solved.table[own]), number, solved, own))
+        best: BlockChoice | None = None
+        written: BlockChoice | None = None
         for bound, number, solved, own in sorted(candidates, key=lambda c: c[:2]):
-            # a rewrite must pay for itself: ties keep the graph that the user wrote
-            if best is not None and bound >= best.value * (1 - TOLERANCE):
-                break
+            as_written = not self._stages.variants[key][number].rules
+            # a rewrite must pay for itself; ties keep the graph that the user wrote
+            most = math.inf if best is None else best.value * (1 + (REWRITE_GAIN if as_written else -TOLERANCE))
+            if bound >= most:
+                continue
             part = _TableEntry(self._stages, self.price, number, solved, own, by_param).part()
             if part is None:
                 floor = min(floor, bound)
                 continue
             floor = min(floor, part.least)
+            written = part if as_written else written
             if best is None or part.value < best.value * (1 - TOLERANCE):
                 best = part
-        return best, floor if best is None else min(floor, best.value)
+        if best is None:
+            return None, floor
+        pays = written is None or best.value * (1 + REWRITE_GAIN) < written.value
+        return best if pays else written, min(floor, best.value)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ir.builder import Builder
+from ir.cost_model import NodeEstimate, Query
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.ops import OPERATORS
 from ir.proof.exact import verify_equal
 from ir.views import read_twice, sources_of
+from pdv.config import REWRITE_GAIN
+from pdv.cost.compute import ComputeModel
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rewriter import RewriteBuilder
 from pdv.rewrite.rule import Rule
@@ -190,3 +195,22 @@ def test_a_weight_whose_product_is_read_again_is_not_joined_to_another() -> None
     joined = k.apply(OPERATORS["concat"], (first, last), {"dim": 1})
     assert joined.is_param
     assert any(read_twice([first, joined]))
+
+
+@pytest.mark.parametrize(("share", "is_taken"), [(1.0, False), (0.998, False), (0.98, True)])
+def test_a_rewrite_has_to_save_more_than_prices_err_by(share: float, is_taken: bool) -> None:
+    class Cheaper(ComputeModel):
+        """Products of matrices that are no linear take a share of their time."""
+
+        def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
+            parts = [share if query.op.name == "matmul" else 1.0 for query in queries]
+            found = zip(super().nodes(queries), parts, strict=True)
+            return [NodeEstimate(*(one.times(part) for one in each)) for each, part in found]
+
+    k = Builder()
+    graph = k.graph({"y": k.linear(k.input("x", f32(512, 512)), k.param("w", f32(512, 512)))})
+    rule = next(rule for rule in RULES if rule.name == "linear-as-matmul")
+    of = problem(graph, Mesh.of(a=2), rules=(rule,))
+    found = ChainSolver(replace(of, compute=Cheaper(of.compute.devices))).solve()  # type: ignore[attr-defined]
+    assert any(node.op.name == "matmul" for node in found.graph.nodes) == is_taken
+    assert found.lower_bound_s <= found.cost_s <= found.lower_bound_s * (1 + REWRITE_GAIN)
