@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import GradientSums, Leaves
+from .kernels.dtensors import own_part
 from .kernels.steps import note_step
 from .stored import local_piece, placed_as
 
@@ -66,6 +67,7 @@ def _stand_nearest(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
     """Exchange, and take it back around calls of the closure; RuntimeError if gradients wait to be summed."""
+    _place_gradients(optimizer)
     for look in _looks:
         look(optimizer)
     known = _exchanges.get(optimizer)
@@ -138,6 +140,14 @@ def _sums_of(optimizer: Optimizer) -> set[GradientSums]:
 def _given(optimizer: Optimizer) -> Iterator[Tensor]:
     """Its parameters."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _place_gradients(optimizer: Optimizer) -> None:
+    """Of gradients that were set to plain tensors, which are whole as torch asks, what the rank holds, as DTensors."""
+    for parameter in _given(optimizer):
+        grad = parameter.grad
+        if grad is not None and not isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = own_part(grad, parameter)
 
 
 def _is_cut(x: Tensor) -> bool:

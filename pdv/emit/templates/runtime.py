@@ -288,9 +288,9 @@ class ParallelModule(Named):
         """Of parameters that several stages hold, one: what a sum over stages counts."""
         return list(self.parameters())
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
         """As ``torch.nn.utils.clip_grad_norm_`` of all parameters of all stages, in a few collectives."""
-        return clip_grad_norm(self, max_norm, norm_type)
+        return clip_grad_norm(self, max_norm, norm_type, must_be_finite=error_if_nonfinite)
 
     def check_in_sync(self) -> None:
         """Compare checksums of parameters and buffers between the ranks that hold the same ones.

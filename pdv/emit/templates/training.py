@@ -81,8 +81,9 @@ def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Calla
         held = [
             (id(x), x.requires_grad, int(checksum(local_piece(x)))) for x in (*model.parameters(), *model.buffers())
         ]
-        hooks = ([len(x) for name, x in vars(each).items() if name.endswith("_hooks")] for each in model.modules())
-        return [held, [each.training for each in model.modules()], list(hooks)]
+        named = [(name, x) for each in model.modules() for name, x in vars(each).items() if isinstance(x, dict)]
+        hooks = [len(x) for name, x in named if name.endswith("_hooks")]
+        return [held, [each.training for each in model.modules()], hooks]
 
     before = state()
     apply(fn)
@@ -272,8 +273,8 @@ def check_rows(inputs: Sequence[Tensor], axes: Sequence[Axis]) -> None:
 
 
 @torch.no_grad()
-def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> Tensor:
-    """Scale all gradients so that their norm is at most ``max_norm``; the norm before."""
+def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float, *, must_be_finite: bool) -> Tensor:
+    """Scale all gradients so that their norm is at most ``max_norm``; the norm before. RuntimeError as torch's."""
     by_axes: dict[tuple[Axis, ...], list[Tensor]] = {}
     for p in model.own_parameters():
         if p.grad is not None:
@@ -287,6 +288,8 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
     # In one type: a stage that has no gradients, all frozen, cannot tell that of the others'.
     power = _sum_over(power.double(), (model.mesh.stage,), is_max=is_max).to(power.dtype)
     total = power if is_max else power ** (1 / norm_type)
+    if must_be_finite and not total.isfinite():  # on all ranks alike
+        raise RuntimeError(f"no-finite-norm: the norm of all gradients is {total.item()}. Leave this batch out.")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for p in model.parameters():
         if p.grad is not None:

@@ -100,6 +100,10 @@ def changed(model: Classifier) -> dict[str, Tensor]:
         optimizer.step()
         optimizer.zero_grad()
     assert all(hasattr(p, "leaves") == isinstance(p, DTensor) for p in model.parameters())
+    for number, parameter in enumerate(model.parameters()):  # plain tensors, which are of the whole
+        whole = torch.arange(parameter.numel(), dtype=torch.float64).view_as(parameter.detach()) - number
+        parameter.grad = whole
+    optimizer.step()
     return model.full_state_dict()
 
 
@@ -210,6 +214,9 @@ def refusals(path: Path) -> None:
     torch.manual_seed(rank)
     _refuse("other-random-numbers", lambda: nn.init.normal_(model.bias))
     _refuse("nothing-applied", lambda: model.apply(lambda module: None))
+    model.bias.grad = torch.full_like(model.bias, torch.inf)
+    _refuse("no-finite-norm: .* is inf", lambda: model.clip_grad_norm_(1.0, error_if_nonfinite=True))
+    model.zero_grad()
     assert model.apply(lambda module: module.eval()) is model
     _refuse("assigned-state", lambda: model.load_state_dict(model.state_dict(), assign=True))
     _refuse("other-data", lambda: setattr(model.bias, "data", torch.zeros(CLASSES + 1, dtype=torch.float64)))

@@ -361,6 +361,8 @@ def part_tied(folder: Path) -> list[Tensor]:
     with pytest.warns(UserWarning, match=r"ranks-differ: \w+ should be the same on several stages"):
         found = [model.full_state_dict()["wte.weight"], table.full_tensor().detach().clone()]
     model.check_in_sync()
+    with pytest.raises(RuntimeError, match="nothing-applied"):
+        model.apply(lambda module: None)
     with torch.no_grad():
         table.add_(here)
     with pytest.raises(RuntimeError, match=r"ranks-differ: .* Load a checkpoint"):

@@ -67,7 +67,7 @@ def _draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     whole = x.full_tensor().detach()
     in_place = op._schema.name.endswith("_")  # noqa: SLF001
     drawn = op(whole.clone() if in_place else whole, *args[1:], **kwargs)
-    parts = [_own_part(part, x) for part in (drawn if isinstance(drawn, tuple) else (drawn,))]
+    parts = [own_part(part, x) for part in (drawn if isinstance(drawn, tuple) else (drawn,))]
     if in_place:
         x.to_local().copy_(parts[0].to_local())
         return x
@@ -88,7 +88,7 @@ def _set_data(x: DTensor, value: Tensor) -> None:
             f"other-data: .data of a parameter of {x.dtype} {list(x.shape)} was set to {value.dtype} "
             f"{list(value.shape)}. Allowed: the same type and shape. Give build the dtype, or call model.to()."
         )
-    placed = value.redistribute(x.device_mesh, x.placements) if isinstance(value, DTensor) else _own_part(value, x)
+    placed = value.redistribute(x.device_mesh, x.placements) if isinstance(value, DTensor) else own_part(value, x)
     with torch.inference_mode(mode=False):
         piece = placed.to_local().detach().to(x.to_local().device).contiguous()
         _go_on_in(x, piece.clone() if piece.is_inference() else piece)
@@ -130,7 +130,7 @@ def _collectives() -> list[Any]:
     return [getattr(torch.ops.c10d, name).default for name in names if "." not in name]
 
 
-def _own_part(whole: Tensor, x: DTensor) -> DTensor:
+def own_part(whole: Tensor, x: DTensor) -> DTensor:
     """A tensor that every rank has, placed as ``x``; not cut where ``x`` is the term of a sum."""
     from torch.distributed.tensor import distribute_tensor  # simulated ranks have none
 
