@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ir.errors import UsageError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from pdv.emit.analysis.leaves import Reading
@@ -102,6 +103,7 @@ def staged_outlines(
 
     Raises:
         AssertionError: if a step reads what a later stage computes.
+        UsageError: if a stage but the last has nothing that a later one reads, of which there is no function.
     """
     graph = reading.graph
     returned = tuple(reading.resolve(node) for _, node in graph.outputs)
@@ -130,6 +132,11 @@ def staged_outlines(
         given = tuple(
             node for item in part for node in _steps(item) if node in later and (node.needs_grad or node in random)
         )
+        if stage != last and not given:
+            raise UsageError(
+                f"{last + 1} stages: stage {stage} has nothing to compute that a later one reads. Ask for fewer "
+                "(--stages)."
+            )
         found.append(StageOutline(inputs, received, part, returned if stage == last else given))
     return tuple(found)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import pdv
+from ir.errors import UsageError
+from ir.sharding import Sharding
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.staged import staged_outlines
 from pdv.emit.emission import shapes_in
 from pdv.plan.package import Plan, import_package
 from tests.pdv.pipelined import plan_pipeline
-from tests.pdv.worlds import cluster
+from tests.pdv.worlds import cluster, mlp
 
 
 class Gates(nn.Module):
@@ -93,3 +98,11 @@ def test_layers_that_rewriting_joins_are_cut_where_the_whole_program_has_pieces(
         check=False,
     )  # fmt: skip
     assert "class Stage1" in plan.emission.body(shapes_in(plan.weights))
+
+
+def test_a_stage_that_has_nothing_to_compute_is_refused() -> None:
+    graph = mlp(layers=2)
+    whole = {node: Sharding(()) for node in graph.nodes}
+    stage_of = {node: 2 for node in graph.nodes if node.needs_grad}
+    with pytest.raises(UsageError, match=r"3 stages: stage 0 has nothing to compute .* fewer"):
+        staged_outlines(Reading(graph), whole, stage_of)
