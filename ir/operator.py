@@ -101,6 +101,8 @@ class Operator:
         strides: of a view, which launches nothing and moves nothing: the strides of its result, from attributes, the
             operand's layout and the result's shape; None from it where this operand has to be copied.
         has_scores: True if it compares all pairs of rows (attention), in scores that a fused kernel never writes.
+        between: between which numbers its elements lie, from the node and what gives that of an operand
+            (``ir.evaluation.bounds``); None where nothing is known, and for what moves elements.
         takes_positive: True if it is defined, or steady, for positive operands alone.
         is_foreign: True if another library's function says what it computes, and nothing else does.
         measured_as: what profiles of kernels call it, where not by its own name.
@@ -156,6 +158,7 @@ class Operator:
     memory: Memory | Callable[..., Memory] = NOTHING
     strides: Callable[..., Sizes | None] | None = None
     has_scores: bool = False
+    between: Callable[..., tuple[float, float]] | None = None
     takes_positive: bool = False
     is_foreign: bool = False
     measured_as: str = ""

@@ -173,6 +173,7 @@ def _inside(graph: Graph, ranges: Ranges, tables: Mapping[str, int]) -> float:
     ]
     shares = []
     for values in (least, most, *drawn):
-        found = evaluate(graph, values).gather()
+        with np.errstate(all="ignore"):  # logarithms of zero, where a mask takes something else
+            found = evaluate(graph, values).gather()
         shares += [((found[name] >= 0) & (found[name] < rows)).mean() for name, rows in tables.items()]
     return float(np.mean(shares))

@@ -12,6 +12,7 @@ import numpy as np
 from ir.emission.code import Code, binary, call, literal, method
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
+from ir.evaluation import bounds
 from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.memory.layout import HANDED_ON, Memory
@@ -34,15 +35,18 @@ def _unary(
     saved: tuple[int | str, ...] = (0,),
     defaults: Mapping[str, Hashable] = _NONE,
     attrs: tuple[str, ...] = (),
+    whole: Callable[..., Data] | None = None,
     **traits: Any,
 ) -> Operator:
     """A function of one operand that floats alone know (``real``); its attributes are part of the function's name.
 
-    ``traits``: further fields of ``Operator``.
+    ``whole``: the same of integers, which stay integers, as ids must; ``traits``: further fields of ``Operator``.
     """
 
     def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
         values = call.attrs.values()
+        if whole is not None and isinstance(operands[0], np.ndarray) and operands[0].dtype.kind in "iu":
+            return whole(operands[0], *values)
         return t.unary(Known(":".join([name, *map(str, values)]), lambda x: real(x, *values)), operands[0])
 
     return Operator(
@@ -145,6 +149,7 @@ add = _binary(
     linear=_BOTH,
     memory=HANDED_ON,
     commutative=True,
+    between=bounds.added,
     fold=np.add,
 )
 sub = _binary(
@@ -154,6 +159,7 @@ sub = _binary(
     linear=_BOTH,
     memory=Memory(handed=(0,)),
     measured_as="add",
+    between=bounds.subtracted,
     fold=np.subtract,
 )
 mul = _binary(
@@ -190,6 +196,7 @@ scale = Operator(
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
     emit=_scale,
+    between=bounds.scaled,
     measured_as="mul_scalar",
     fold=lambda x, factor: x * x.dtype.type(factor),
 )
@@ -201,6 +208,7 @@ shift = Operator(
     memory=HANDED_ON,
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
     emit=_shift,
+    between=bounds.shifted,
     measured_as="add_scalar",
     fold=lambda x, offset_by: x + x.dtype.type(offset_by),
 )
@@ -211,6 +219,7 @@ neg = Operator(
     emit="-{0}",
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], -1.0),
+    between=bounds.negated,
     fold=np.negative,
 )
 
@@ -247,6 +256,7 @@ cast = Operator(
     result_dtype=_cast_dtype,
     evaluate=_cast,
     emit=_write_cast,
+    between=bounds.held,
     fold=_fold_cast,
 )
 
@@ -273,31 +283,9 @@ where = Operator(
     differentiable=(1, 2),
     result_dtype=_chosen_dtype,
     evaluate=lambda t, x, c: t.where(x[0], x[1], x[2]),
+    between=bounds.chosen,
     fold=np.where,
 )
-
-
-def _clamp(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
-    return np.clip(x, minimum, maximum), lambda: ((x >= minimum) & (x <= maximum)) * 1.0
-
-
-def _write_clamp(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    said = {"min": node.attr("minimum"), "max": node.attr("maximum")}
-    neutral = {"min": -math.inf, "max": math.inf}
-    ends = [f"{end}={literal(value).text}" for end, value in said.items() if value != neutral[end]]
-    return method(x[0], "clamp", *ends)
-
-
-def _hardtanh(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
-    """As clamp, but without a gradient at the ends themselves, which ReLU6 meets wherever it is given zeros."""
-    return np.clip(x, minimum, maximum), lambda: ((x > minimum) & (x < maximum)) * 1.0
-
-
-def _write_hardtanh(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    ends = node.attr("minimum"), node.attr("maximum")
-    return (
-        call("F.relu6", x[0]) if ends == (0.0, 6.0) else call("F.hardtanh", x[0], *(literal(end).text for end in ends))
-    )
 
 
 def _write_gelu(node: Node, x: Sequence[Code], writing: Writing) -> Code:
@@ -319,6 +307,8 @@ OPS = (
         "F.relu({0})",
         _of(lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
         saved=("out",),
+        whole=lambda x: np.maximum(x, 0),
+        between=bounds.above_zero,
         is_activation=True,
     ),
     _unary(
@@ -329,8 +319,6 @@ OPS = (
         is_activation=True,
         defaults={"approximate": "none"},
     ),
-    _unary("clamp", _write_clamp, _clamp, attrs=("minimum", "maximum")),
-    _unary("hardtanh", _write_hardtanh, _hardtanh, attrs=("minimum", "maximum"), is_activation=True),
     _unary(
         "softplus",
         "F.softplus({0})",
@@ -339,8 +327,25 @@ OPS = (
         is_activation=True,
     ),
     _unary("silu", "F.silu({0})", _silu, flops=5, is_activation=True),
-    _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True, fold=np.tanh),
-    _unary("sigmoid", "torch.sigmoid({0})", _sigmoid, flops=4, saved=("out",), is_activation=True),
+    _unary(
+        "tanh",
+        "torch.tanh({0})",
+        _tanh,
+        flops=5,
+        saved=("out",),
+        is_activation=True,
+        between=lambda *_: (-1, 1),
+        fold=np.tanh,
+    ),
+    _unary(
+        "sigmoid",
+        "torch.sigmoid({0})",
+        _sigmoid,
+        flops=4,
+        saved=("out",),
+        is_activation=True,
+        between=lambda *_: (0, 1),
+    ),
     _unary("exp", "torch.exp({0})", _exp, flops=4, saved=("out",), fold=np.exp),
     _unary("log", "torch.log({0})", _of(np.log, lambda x: 1 / x), flops=4, takes_positive=True, fold=np.log),
     _unary(
@@ -368,7 +373,7 @@ OPS = (
     _unary("reciprocal", "torch.reciprocal({0})", _reciprocal, saved=("out",), takes_positive=True, fold=np.reciprocal),
     _unary("sin", "torch.sin({0})", _of(np.sin, np.cos), flops=4, fold=np.sin),
     _unary("cos", "torch.cos({0})", _of(np.cos, lambda x: -np.sin(x)), flops=4, fold=np.cos),
-    _unary("abs", "torch.abs({0})", _of(np.abs, np.sign), fold=np.abs),
+    _unary("abs", "torch.abs({0})", _of(np.abs, np.sign), whole=np.abs, between=bounds.folded_up, fold=np.abs),
     _unary(
         "pow",
         "{0}.pow({exponent})",

@@ -13,6 +13,7 @@ from ir.dims import Shape
 from ir.emission.code import Code, binary, literal, method
 from ir.emission.code import call as call_of
 from ir.emission.writing import Writing
+from ir.evaluation import bounds
 from ir.evaluation.einsum import Data
 from ir.graph import Node, unmoved
 from ir.memory.layout import Memory
@@ -39,6 +40,31 @@ Real = Callable[[Data, Data], tuple[Data, Data, Data]]
 def _flat(x: Data) -> Data:
     """The derivative of what is constant between jumps."""
     return np.zeros_like(x)
+
+
+def _clamp(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
+    return np.clip(x, minimum, maximum), lambda: ((x >= minimum) & (x <= maximum)) * 1.0
+
+
+def _write_clamp(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    said = {"min": node.attr("minimum"), "max": node.attr("maximum")}
+    neutral = {"min": -math.inf, "max": math.inf}
+    ends = [f"{end}={literal(value).text}" for end, value in said.items() if value != neutral[end]]
+    return method(x[0], "clamp", *ends)
+
+
+def _hardtanh(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
+    """As clamp, but without a gradient at the ends themselves, which ReLU6 meets wherever it is given zeros."""
+    return np.clip(x, minimum, maximum), lambda: ((x > minimum) & (x < maximum)) * 1.0
+
+
+def _write_hardtanh(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    ends = node.attr("minimum"), node.attr("maximum")
+    return (
+        call_of("F.relu6", x[0])
+        if ends == (0.0, 6.0)
+        else call_of("F.hardtanh", x[0], *(literal(end).text for end in ends))
+    )
 
 
 def _spread_out(t: Tape, operands: Sequence[Any], call: Call) -> list[Any]:
@@ -121,6 +147,7 @@ def _rest(name: str, rest: np.ufunc, rounded: np.ufunc) -> Operator:
         memory=Memory(backward=_both_ways),
         measured_as="div",
         takes_positive=True,
+        between=bounds.rest if name == "remainder" else None,
         fold=rest,
     )
 
@@ -165,6 +192,7 @@ divide_by = Operator(  # of what is rounded next; elsewhere it is said as ``scal
     evaluate=_divide_by,
     emit=_write_divide_by,
     measured_as="mul_scalar",
+    between=bounds.divided,
     fold=lambda x, number: x / x.dtype.type(number),
 )
 to_integer = Operator(  # of floats: towards zero, which is a function of the value, known by name
@@ -177,6 +205,7 @@ to_integer = Operator(  # of floats: towards zero, which is a function of the va
     evaluate=lambda t, x, c: t.whole(f"to {c.attrs['dtype']}", np.trunc, x[0]),
     emit=_write_cast,
     measured_as="cast",
+    between=bounds.held,
     fold=_fold_cast,
 )
 
@@ -293,5 +322,14 @@ OPS = (
     _unary("floor", "torch.floor({0})", _of(np.floor, _flat), fold=np.floor),
     _unary("ceil", "torch.ceil({0})", _of(np.ceil, _flat), fold=np.ceil),
     _unary("round", "torch.round({0})", _of(np.rint, _flat), fold=np.rint),
+    _unary("clamp", _write_clamp, _clamp, attrs=("minimum", "maximum"), between=bounds.clamped),
+    _unary(
+        "hardtanh",
+        _write_hardtanh,
+        _hardtanh,
+        attrs=("minimum", "maximum"),
+        is_activation=True,
+        between=bounds.clamped,
+    ),
     _unary("sign", "torch.sign({0})", _of(np.sign, _flat), fold=np.sign),
 )

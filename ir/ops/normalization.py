@@ -40,6 +40,7 @@ softmax = Operator(
     _softmax_loops,
     "row",
     emit="F.softmax({0}, dim={dim})",
+    between=lambda *_: (0, 1),
     attrs=("dim",),
     defaults={"dim": -1},
     flops_per_point=5,

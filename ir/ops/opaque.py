@@ -21,6 +21,7 @@ from ir.dims import Dims, Shape
 from ir.emission.code import Code, call
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
+from ir.evaluation.bounds import of_torch
 from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import Loops, Ties, where
@@ -236,6 +237,7 @@ opaque = Operator(
     attrs_at=lambda node, operands, shape, are_open: {"sizes": shape},
     evaluate=_evaluate,
     emit=_write,
+    between=of_torch,
     is_heavy=True,
 )
 

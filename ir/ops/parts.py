@@ -11,6 +11,7 @@ from ir.dims import Shape
 from ir.emission.code import ATOM, Code, call, literal, method, tuple_of
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
+from ir.evaluation.bounds import union, with_zeros
 from ir.graph import Constant, Node
 from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
@@ -218,7 +219,8 @@ def _pad_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, in
 def _pad(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     (x,), dim, after = operands, call.attrs["dim"], call.attrs["after"]
     shape = tuple(after if i == dim else size for i, size in enumerate(x.shape[1:]))
-    return t.concat([x, t.constant(0.0, shape)], dim)
+    zeros = np.zeros((len(x), *shape), x.dtype) if isinstance(x, np.ndarray) else t.constant(0.0, shape)
+    return t.concat([x, zeros], dim)
 
 
 def _tie_padding(node: Node, loops: Loops, ties: Ties) -> None:
@@ -248,6 +250,7 @@ pad = Operator(
     linear=_FIRST,
     evaluate=_pad,
     emit=_write_pad,
+    between=with_zeros,
     fold=lambda x, dim, after: np.pad(x, [(0, after if i == dim else 0) for i in range(x.ndim)]),
 )
 
@@ -326,6 +329,7 @@ surrounded = Operator(
     evaluate=_surround,
     says=_says_surrounded,
     emit=_write_surrounded,
+    between=lambda node, of: union([of(node.operands[0]), (node.attr("number"),) * 2]),
 )
 
 OPS = (chunk, slice_, concat, pad, surrounded)

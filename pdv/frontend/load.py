@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ir.errors import ModelError, ShapeError, UsageError
+from ir.evaluation.bounds import bounds
 from ir.evaluation.id_ranges import are_computed, becomes_integer
 from ir.graph import Graph, Node
 from pdv.frontend.program import Dims, Program
@@ -105,9 +106,10 @@ def check_elements(graph: Graph) -> None:
 
 
 def check_steering(graph: Graph, lines: Mapping[str, str]) -> None:
-    """Rows are chosen by integers that are not computed of floats: a run on random values would leave the tables.
+    """Rows are chosen by integers that random values leave in the tables, so that a run on these says something.
 
-    Inputs of floats may hold numbers of rows, as they are (``x[:, 0].long()`` of features): whole ones are drawn.
+    They are computed of integers, whatever lies between, or bounded by the program (``clamp(0, rows - 1)``). Inputs of
+    floats may hold numbers of rows, as they are (``x[:, 0].long()`` of features): whole ones are drawn.
 
     lines: of the model's source, by names of values.
 
@@ -115,16 +117,27 @@ def check_steering(graph: Graph, lines: Mapping[str, str]) -> None:
         ModelError: naming where a model does otherwise.
     """
     made: set[Node] = set()
+    free: set[Node] = set()  # floats that are inputs or parameters, or computed of such
     for node in graph.nodes:
-        of_floats = becomes_integer(node) and are_computed(node)
+        if node.type.dtype.is_floating and (free & {*node.operands} if node.operands else not node.is_const):
+            free.add(node)
+        of_floats = becomes_integer(node) and are_computed(node) and node.operands[0] in free
         if of_floats or (not node.type.dtype.is_floating and made & {*node.operands}):
             made.add(node)
-        if node.op.kind == "index" and node.operands[1] in made:
+        if node.op.kind == "index" and node.operands[1] in made and not _stays_in(node):
+            rows = node.loops.extents["v"]
             raise ModelError(
-                f"rows are chosen by numbers computed of floats, at {lines.get(node.name) or node.name or 'a value'}",
-                "Integers that are inputs or constants, or made of such; columns of an input of floats, as they are",
-                "Pass them as integers, or choose by comparing values: torch.where(x < bound, x, 0)",
+                f"rows are chosen by numbers computed of floats, at {lines.get(node.name) or node.name or 'a value'}, "
+                f"which may lie beyond the {rows} rows that there are",
+                "Integers that are inputs or constants, or made of such; columns of an input of floats, as they are; "
+                "others between bounds that the model itself has",
+                f"Bound them where they are used, as by rows.clamp(0, {rows - 1}), or pass them as integers",
             )
+
+
+def _stays_in(lookup: Node) -> bool:
+    low, high = bounds(lookup.operands[1])
+    return low >= 0 and high < lookup.loops.extents["v"]
 
 
 def check_updates(graph: Graph) -> None:
