@@ -54,7 +54,7 @@ def made_of(ids: Node) -> tuple[Node, ...]:
 
 
 def divisors(graph: Graph) -> set[str]:
-    """The integer inputs that something is divided by: devices stop at a zero."""
+    """The integer inputs that something is divided by: devices stop at a zero, and floats are infinite there."""
     left = [
         node.operands[1]
         for node in graph.nodes
@@ -66,7 +66,20 @@ def divisors(graph: Graph) -> set[str]:
         if node not in seen and not node.type.dtype.is_floating:
             seen.add(node)
             left += node.operands
-    return {node.attr("name") for node in seen if node.is_input}
+    floats = [node.operands[1] for node in graph.nodes if node.op.takes_positive and len(node.operands) == 2]
+    return {node.attr("name") for node in (*seen, *map(_counted, floats)) if node.is_input}
+
+
+def _counted(floats: Node) -> Node:
+    """The integers that floats are, moved alone: lengths of rows by which their sums are divided."""
+    while len(floats.operands) == 1 and floats.type.dtype.is_floating:
+        (below,) = floats.operands
+        if floats.op.kind not in ("move", "parallel") and below.type.dtype.is_floating:
+            return floats
+        floats = below
+    while floats.op.kind in ("move", "parallel") and len(floats.operands) == 1:
+        (floats,) = floats.operands
+    return floats
 
 
 def ranges_of(serial: Graph) -> Ranges:

@@ -66,11 +66,11 @@ def copy_of(
     return copy_module(model, *call_arguments(example_inputs))
 
 
-def check_reading(graph: Graph, source: Source | str, *, train: bool, chance: bool = False) -> str:
+def check_reading(graph: Graph, source: Source | str, *, train: bool, remedy: str = "") -> str:
     """What a run of the reading and of the module on the same values showed, as a sentence.
 
-    source: a copy of the module as it was given, or why there is none; chance: whether it draws by other means than
-    torch's.
+    source: a copy of the module as it was given, or why there is none; remedy: what is to be done if the reading
+    is another program, where its reader knows.
 
     Raises:
         ModelError: naming the first output, gradient or state that differs; or if the module cannot be run.
@@ -95,7 +95,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool, chance: bo
             error, what = _compare(fewer, source, train=train)
         rows = "" if few is None else f" ({fewer.inputs[0].type.shape[0]} rows of them)"
     if what:
-        raise _differs(what, error, chance=chance)
+        raise _differs(what, error, remedy)
     compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
     how = without_chance(graph)
     return f"the reading was run on the example inputs{rows} against the module{how}: {compared} are the same"
@@ -272,16 +272,12 @@ _OF_STATE = (
     "Pass in and return what changes between calls; scale gradients in the loss or the training loop, not by an "
     "autograd.Function with a backward of its own"
 )
-_OF_CHANCE = (
-    "Draw by torch what is drawn by Python's random or numpy.random; models of speech of transformers draw masks so, "
-    "unless mask_time_prob and mask_feature_prob of their configuration are 0"
-)
 
 
-def _differs(what: str, error: float, *, chance: bool) -> ModelError:
+def _differs(what: str, error: float, remedy: str) -> ModelError:
     amount = f" by {error:.1e} of its largest element" if math.isfinite(error) else ""
     return ModelError(
         f"what was read of the model is not the module: {what} differs{amount} on the example inputs",
         "Modules that compute from inputs, parameters and buffers alone, with the gradients of what they compute",
-        _OF_CHANCE if chance else _OF_STATE,
+        remedy or _OF_STATE,
     )

@@ -156,7 +156,7 @@ def _read_checked(
         from pdv.check.reading import NOT_RUN, check_reading, copy_of
         from pdv.check.trainable import check_trainable
         from pdv.frontend.torch.shared_memory import with_views
-        from pdv.frontend.torch.tracing.chance import DRAWN
+        from pdv.frontend.torch.tracing import chance, packed
 
         model, shared = with_views(model)
         if train and not check:
@@ -165,7 +165,9 @@ def _read_checked(
         program, reading = shared.name(load_program(model, inputs, **sizes)), _NOT_ASKED
         if check:
             progress("running what was read against the model", None)
-            reading = check_reading(note(program.graph), source, train=train, chance=DRAWN in program.notes)
+            remedies = {chance.DRAWN: chance.REMEDY, packed.ALL_STEPS: packed.REMEDY}
+            remedy = next((remedies[note] for note in program.notes if note in remedies), "")
+            reading = check_reading(note(program.graph), source, train=train, remedy=remedy)
         if train and program.own_backward and (not check or reading.startswith(NOT_RUN)):
             reading = ". ".join((reading, _of_own_backward(program.own_backward, check=check)))
     return program, reading

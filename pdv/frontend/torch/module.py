@@ -38,6 +38,7 @@ from pdv.frontend.torch.tracing.conversions import unconverted
 from pdv.frontend.torch.tracing.guards import Guards
 from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
+from pdv.frontend.torch.tracing.packed import Unpacked
 from pdv.frontend.torch.tracing.solvers import solving
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
@@ -179,14 +180,14 @@ def _export(
         known = nullcontext() if strict else _values_known(values, guards)
         with (
             tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), Chance() as chance,
-            _functions_called() as called, known,
+            Unpacked() as unpacked, _functions_called() as called, known,
         ):  # fmt: skip
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
     sys.stderr.write(said.getvalue())
     _drop_rebound(program)
     program.graph_module.meta[OWN_BACKWARD] = tuple(called)
-    program.graph_module.meta[NOTES] = (*guards.notes(), *chance.notes)
+    program.graph_module.meta[NOTES] = (*guards.notes(), *chance.notes, *unpacked.notes)
     return program
 
 

@@ -283,24 +283,6 @@ def test_an_input_is_told_from_a_parameter_of_its_name() -> None:
     assert [node.attr("name") for node in program.graph.inputs] == ["x", "noise_input"]
 
 
-class Ragged(nn.Module):
-    """Packed rows, which torch cannot export."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(6, 4, batch_first=True)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        found: Tensor = self.gru(packed)[1][-1]
-        return found
-
-
-def test_packed_sequences_are_refused_with_what_to_do() -> None:
-    with pytest.raises(ModelError, match=r"depends on values of tensors.*Give recurrent layers padded sequences"):
-        load_program(Ragged(), (torch.randn(3, 4, 6), torch.tensor([4, 2, 3])))
-
-
 class WithData(nn.Module):
     """Reads and writes by ``data``, as ``what`` does."""
 

@@ -16,6 +16,11 @@ DRAWN = (
     "the module draws by Python's random or numpy.random, which a program does not: whatever it decides so is in every "
     "step as it was when it was read. Draw by torch, or see that nothing comes of it"
 )
+REMEDY = (
+    "Draw by torch what is drawn by Python's random or numpy.random; models of speech of transformers draw masks so, "
+    "unless mask_time_prob and mask_feature_prob of their configuration are 0"
+)
+"""Where what was read is not the module."""
 
 
 class Chance:
