@@ -265,15 +265,13 @@ def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], 
     require(set(of.values()) == set(range(count)), f"stages {sorted(set(of.values()))} of {count}")
     require(set(of) == {node for node in nodes if node.needs_grad}, "operators without a stage, or without gradient")
     require(not graph.updates, "a pipeline of a program that overwrites buffers")
-    idle = set(range(count)) - {stage for node, stage in of.items() if any(map(_is_trained, node.operands))}
+    computed = [(node, stage) for node, stage in of.items() if node not in graph.fixed]  # the rest is its readers'
+    busy = {stage for node, stage in computed if any(x in graph.fixed and x.needs_grad for x in node.operands)}
+    idle = set(range(count)) - busy
     require(not idle, f"stages {sorted(idle)} without parameters, so that their optimizers have none")
     late = [node for node, stage in of.items() if any(of.get(operand, 0) > stage for operand in node.operands)]
     require(not late, f"a stage reads what a later one computes: {late[:3]}")
     return of, count, ranks, order
-
-
-def _is_trained(node: Node) -> bool:
-    return node.is_param and node.needs_grad
 
 
 def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, ranks: int, *, layered: bool) -> Stages:

@@ -39,6 +39,18 @@ def test_a_stage_without_parameters_is_refused() -> None:
                 read_stages(graph, steps)
 
 
+def test_a_stage_of_what_its_reader_makes_of_a_parameter_is_refused() -> None:
+    """Each stage makes its own of it, so that nothing is left of one that has no more."""
+    k = Builder()
+    h = k.linear(k.input("x", f32(4, 8)), k.param("w", f32(8, 8)))
+    cut = k.slice(k.param("positions", f32(6, 8)), dim=0, start=0, stop=4)
+    end = k.linear(k.add(h, cut), k.param("v", f32(8, 8)))
+    graph = k.graph({"y": end})
+    chunk_of = {h: 0, cut: 1, end.operands[0]: 2, end: 2}
+    with pytest.raises(ValueError, match=r"stages \[1\] without parameters"):
+        read_stages(graph, running_steps(graph, Stages(3, chunk_of=chunk_of, layers=(0, 0, 0)), EMITTED))
+
+
 def test_interleaved_stages_are_read_back() -> None:
     """Their number is a multiple of the ranks, and so is that of the micro-batches."""
     k = Builder()
