@@ -67,7 +67,6 @@ def _stand_nearest(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
     """Exchange, and take it back around calls of the closure; RuntimeError if gradients wait to be summed."""
-    _place_gradients(optimizer)
     for look in _looks:
         look(optimizer)
     known = _exchanges.get(optimizer)
@@ -85,6 +84,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         )
     note_step(optimizer, all_sums)
     if not all_sums or type(optimizer) not in ELEMENT_BY_ELEMENT or optimizer.defaults.get("differentiable"):
+        _place_gradients(optimizer)
         return None
     if known is None:
         _exchanges[optimizer] = known = Exchange()
@@ -186,6 +186,7 @@ class Exchange:
                 parameters[:] = shards
             optimizer.state = self._pieces
             return
+        _place_gradients(optimizer)
         self.again = None
         self._whole, self._exchanged, self._others = optimizer.state, [], []
         for group in optimizer.param_groups:
