@@ -34,7 +34,6 @@ from pdv.watch import UNWATCHED, Standing, Watch
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
 ABOUT = 1.1  # times the estimate of what was found, of which the whole batch at once may take less on another mesh
-SIMPLER = 1.03  # times a pipeline's step, that the whole batch at once may take where who waits for cores is a guess
 NEARLY = 1.5  # times the limit, that an estimate may need of which a plan may still fit, where nothing else does
 STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
@@ -91,9 +90,9 @@ def search_pipelines(
     if pinned.slices is not None:
         return sliced(best, pinned.slices, search.states, problem.memory_limit)
     found = replace(best.plan, step_s=simulate(best.work).step_s, states=search.states, complete=search.complete)
-    plain, most = best.estimate.is_plain, SIMPLER if cluster.shares_cores else 1.0
+    plain = best.estimate.is_plain
     other = whole() if plain or search.leaves_whole else None
-    if other is not None and (plain or other.seconds < most * found.seconds):
+    if other is not None and (plain or other.seconds < found.seconds):
         found = replace(other, states=found.states + other.states, complete=found.complete and other.complete)
     watch.tell(Standing(f"bounding {search.looked_at}", found.seconds))
     end = now + budget_s
