@@ -23,6 +23,7 @@ from pdv.memory import needed_bytes
 from pdv.pins import PinSet
 from pdv.pins.conflict import contradiction
 from pdv.pins.kept import check_kept
+from pdv.pipelines.candidates import Space
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
@@ -265,7 +266,8 @@ def _search_pipelines(
     if pinned.schedule in STALE:  # several versions are of what is used as it rests
         first = ungathered(first)
     deadline, orders = time.thread_time() + effort.budget_s, arrangements(cluster)
-    orders = orders[:1] if pinned.takes_turns else orders
+    others = () if pinned.takes_turns else orders[1:]
+    orders = (orders[0], *(one for one in others if Space(first, one, pinned, inside).stages))
     ways: list[BestPlan | None] = []
     refused: list[NoPlanFitsError] = []
     for number, ordered in enumerate(orders):

@@ -13,6 +13,9 @@ import pytest
 import pdv
 from benchmarks import models
 from ir.errors import PdvError, PinsError, UsageError, VerificationError
+from ir.mesh import Mesh
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import program
 from pdv.plan.derivation import replay
 from pdv.plan.document import read_problem
 from pdv.plan.package import Plan
@@ -108,6 +111,23 @@ def test_pins_bind_and_the_cache_replays_them(tmp_path: Path) -> None:
     assert first.document["search"]["certificate"] == second.document["search"]["certificate"]
     assert first.pcg.digest == second.pcg.digest
     assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_pins_of_a_stage_bind_on_unequal_devices() -> None:
+    """Fast and slow devices in turns have no stage of two that follow each other: that order is left out."""
+    nodes = [
+        {"devices": 2, "device": {"preset": "cpu-core", "share": share, "quota": True}, "link": "loopback-gloo"}
+        for share in (0.7, 0.3)
+    ]
+    link = {"name": "port", "bandwidth": "1 Gb/s", "latency": "750 us"}
+    model = program(arch("gpt:layers=2,hidden=64,heads=2,seq=32,vocab=256"), 8)
+    found = pdv.optimize(
+        model, cluster={"name": "unequal", "nodes": nodes, "network": link}, cost="analytic", stages=2,
+        micro_batches=4, mesh={"dp": 2}, pins={"techniques": {"dp": "ddp"}},
+    )  # fmt: skip
+    assert found.mesh == Mesh.of(dp=2)
+    assert found.document["techniques"] == {"dp": ["data parallel"]}
+    assert found.document["search"]["lower_bound"] > 0.0
 
 
 def test_planning_twice_gives_the_same_document() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .kernels.buckets import Beside, Buckets, Guess
+from .kernels.buckets import Beside, Buckets, Guess, call_back, silent
 from .kernels.compiled import ready
 from .kernels.scaled import Scaling
 from .parallel import Axis, replicate
@@ -182,6 +182,7 @@ class GradientSums:
         self.use_leaves = True
         self.turn: int | None = None
         self._leaves: list[Leaf] = []
+        self._silent: dict[Leaf, Any] = {}  # what autograd would call for them
         self._holds = 0
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
@@ -211,6 +212,13 @@ class GradientSums:
             yield
         finally:
             self._holds -= 1
+
+    @contextmanager
+    def hold_quietly(self) -> Iterator[None]:
+        """The same within a step: nothing calls back for gradients, but those of which a pass is ``complete``."""
+        with self.hold(), silent(self._leaves) as self._silent:
+            yield
+        self._silent = {}
 
     @contextmanager
     def only_pass(self) -> Iterator[None]:
@@ -253,14 +261,15 @@ class GradientSums:
     def complete(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Context of the last backward pass of parameters whose gradients are held: their sums start, for ``flush``."""
         self._complete = frozenset(map(id, parameters))
+        own = [leaf for leaf in self._leaves if id(leaf.parameter) in self._complete]
         try:
+            call_back(self._silent, own)
             yield
             with torch.no_grad():
                 for unit in self.kept:
                     if all(id(parameter) in self._complete for parameter in unit.parameters):
                         unit.send()
-                given = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
-                self.buckets.start_all([leaf for leaf in given if id(leaf.parameter) in self._complete])
+                self.buckets.start_all([leaf for leaf in own if leaf.tensor.grad is not None])
         finally:
             self._complete = frozenset()
 

@@ -172,14 +172,14 @@ class PipelinedModule(ParallelModule):
             turns = self._schedules.get(Turns) or Turns(self, _Link(self, self.own[0], self._carried()))
             self._schedules[Turns] = turns
             like = self.sent(given)[self.own[0] : self.own[0] + 2]
-            with self.no_sync(), unbroken(self):
+            with self.mesh.sums.hold_quietly(), unbroken(self):
                 turns.run(given, like)
             self.end_step()
             return
         self._given = {0: given}
         numbers = torch.arange(len(given.batches))
         schedule = self._schedule(given)
-        with self.no_sync(), unbroken(self):
+        with self.mesh.sums.hold_quietly(), unbroken(self):
             schedule.step(
                 *([numbers] if 0 in self.own else []),
                 target=numbers if len(self.chain) - 1 in self.own else None,

@@ -258,10 +258,11 @@ class ParallelModule(Named):
 
     def run_batches(self, given: Given) -> None:
         """Forward and backward of each micro-batch; gradients are summed behind the last."""
-        for number, inputs in enumerate(given.batches):
-            last = number == len(given.batches) - 1
-            with nullcontext() if last else self.no_sync():
-                given.loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
+        *first, last = enumerate(given.batches)
+        for batches in (first, [last]):
+            with self.mesh.sums.hold_quietly() if batches is first else nullcontext():
+                for number, inputs in batches:
+                    given.loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
 
     @property
     def data_world(self) -> int:

@@ -168,6 +168,30 @@ def summed_early(model: Mixed) -> None:
     assert not sums.is_waiting
 
 
+def held_quietly(model: Mixed) -> None:
+    """Within a step nothing is called back for what is held, before the last pass, and after it again."""
+    sums = model.mesh.sums
+    with patch.object(sums, "receive", wraps=sums.receive) as receive:
+        with sums.hold_quietly():
+            backward(model, 0, 1)
+            assert not receive.called
+            with sums.complete([model.odd, model.third]):
+                backward(model, 2)
+            assert {id(call.args[0].parameter) for call in receive.call_args_list} == {id(model.odd), id(model.third)}
+        model.flush()
+        check(model, 0, 1, 2)
+        receive.reset_mock()
+        backward(model, 1)
+        assert receive.call_count > 2
+        check(model, 1)
+        with pytest.raises(OSError), sums.hold_quietly():  # of no text
+            raise OSError
+        receive.reset_mock()
+        backward(model, 1)
+        assert receive.call_count > 2
+        check(model, 1)
+
+
 def frozen_later(model: Mixed) -> None:
     model.second.requires_grad_(False)
     model.frozen.requires_grad_(True)
@@ -300,8 +324,8 @@ def called_back(model: Mixed, *seeds: int) -> list[bool]:
 
 
 CASES: tuple[Callable[[Mixed], None], ...] = (
-    once, added_up, added_to_zeros, held_back, summed_early, frozen_later, hooked, checkpointed, broken_off, exchanged,
-    in_steps, in_pieces,
+    once, added_up, added_to_zeros, held_back, held_quietly, summed_early, frozen_later, hooked, checkpointed, broken_off,
+    exchanged, in_steps, in_pieces,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
 CONFIGURATIONS: tuple[

@@ -8,10 +8,10 @@ gradients in one order, and in the next one only those call back that fill a pie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -327,18 +327,34 @@ class Triggers:
         """
         known = self._known if leaves == self._leaves else []
         self._before = {each[-1]: each[:-1] for is_full, each in known if is_full}
-        quiet = [leaf for leaf in leaves if leaf not in self._before] if known else []
         noted: list[tuple[bool, list[Leaf]]] = []
         self._noted = noted
-        hooks = [leaf.tensor._post_accumulate_grad_hooks for leaf in quiet]  # noqa: SLF001
-        calls = [dict(each) for each in hooks]
-        for each in hooks:
-            each.clear()
         try:
-            yield
+            with silent([leaf for leaf in leaves if leaf not in self._before] if known else []):
+                yield
             is_other = bool(known) and noted != known
             self._leaves, self._known = ([], []) if is_other else ([*leaves], noted)
         finally:
-            for each, those in zip(hooks, calls, strict=True):
-                each.update(those)
             self._noted, self._before = None, {}
+
+
+@contextmanager
+def silent(leaves: Sequence[Leaf]) -> Iterator[dict[Leaf, Any]]:
+    """Context of passes in which autograd calls nothing in Python for gradients of these; gives what it called."""
+    calls = {leaf: dict(_hooks(leaf)) for leaf in leaves}
+    for leaf in leaves:
+        _hooks(leaf).clear()
+    try:
+        yield calls
+    finally:
+        call_back(calls, [*calls])
+
+
+def call_back(calls: dict[Leaf, Any], leaves: Iterable[Leaf]) -> None:
+    """Let autograd call for some leaves what it did before they were ``silent``."""
+    for leaf in leaves:
+        _hooks(leaf).update(calls.pop(leaf, {}))
+
+
+def _hooks(leaf: Leaf) -> Any:  # Any: torch's dict
+    return leaf.tensor._post_accumulate_grad_hooks  # noqa: SLF001
