@@ -324,8 +324,8 @@ def called_back(model: Mixed, *seeds: int) -> list[bool]:
 
 
 CASES: tuple[Callable[[Mixed], None], ...] = (
-    once, added_up, added_to_zeros, held_back, held_quietly, summed_early, frozen_later, hooked, checkpointed, broken_off,
-    exchanged, in_steps, in_pieces,
+    once, added_up, added_to_zeros, held_back, held_quietly, summed_early, frozen_later, hooked, checkpointed,
+    broken_off, exchanged, in_steps, in_pieces,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
 CONFIGURATIONS: tuple[
