@@ -1,7 +1,8 @@
 """The search over pipelines: candidates are estimated, the best made and simulated. Entry: ``search_pipelines``.
 
 Coordinate descent over estimates, from a first guess for each number of stages: of the best the micro-batches are
-doubled and halved, then other meshes tried. What cannot be faster, by ``Floors.least_s``, is not looked at.
+doubled and halved, then other meshes are tried, as long as that helps.
+What cannot be faster than the best so far, by ``Floors.least_s``, is not looked at.
 """
 
 from __future__ import annotations
