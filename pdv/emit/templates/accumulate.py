@@ -94,6 +94,10 @@ class Given:
         self._terms.append(found.detach().sum(1))
         return found[0].sum()
 
+    def go_through(self, model: nn.Module, number: int) -> None:
+        """Forward and backward of one micro-batch."""
+        self.loss_of(model(*self.batches[number]), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
+
     def run(self, model: nn.Module, run: Callable[[], None], source: int | None = None) -> Tensor:
         """The loss of the whole batch, the same on every rank; gradients are those of the whole batch.
 

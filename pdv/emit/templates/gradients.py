@@ -218,7 +218,6 @@ class GradientSums:
         """The same within a step: nothing calls back for gradients, but those of which a pass is ``complete``."""
         with self.hold(), silent(self._leaves) as self._silent:
             yield
-        self._silent = {}
 
     @contextmanager
     def only_pass(self) -> Iterator[None]:

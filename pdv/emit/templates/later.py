@@ -319,7 +319,7 @@ class TwoBatches:
         like = {of: model.sent(given)[place : place + 2] for of, given in self._given.items()}
         passes = passes_of_step(place, stages, count, *(of if of in like else None for of in (1 - turn, turn)))
         following = Turn(turn, stages - 1 - place) if turn in like else None
-        with model.no_sync(), unbroken(model):
+        with sums.hold_quietly(), unbroken(model):
             for taken, after in zip(passes, [*passes, following][1:], strict=True):
                 if not self._posted:
                     self._post((), taken, like)

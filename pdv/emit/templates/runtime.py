@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -258,11 +258,11 @@ class ParallelModule(Named):
 
     def run_batches(self, given: Given) -> None:
         """Forward and backward of each micro-batch; gradients are summed behind the last."""
-        *first, last = enumerate(given.batches)
-        for batches in (first, [last]):
-            with self.mesh.sums.hold_quietly() if batches is first else nullcontext():
-                for number, inputs in batches:
-                    given.loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
+        *held, last = range(len(given.batches))
+        with self.mesh.sums.hold_quietly():
+            for number in held:
+                given.go_through(self, number)
+        given.go_through(self, last)
 
     @property
     def data_world(self) -> int:

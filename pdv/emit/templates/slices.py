@@ -140,7 +140,7 @@ class SlicedModule(PipelinedModule):
             super().run_batches(given)
             return
         self._check(tuple(given.batches[0]), {})
-        with self._in_slices(), self.no_sync(), unbroken(self):
+        with self._in_slices(), self.mesh.sums.hold_quietly(), unbroken(self):
             _Slices(self, given).run()
         self.end_step()
 

@@ -211,6 +211,7 @@ def test_a_rewrite_has_to_save_more_than_prices_err_by(share: float, is_taken: b
     graph = k.graph({"y": k.linear(k.input("x", f32(512, 512)), k.param("w", f32(512, 512)))})
     rule = next(rule for rule in RULES if rule.name == "linear-as-matmul")
     of = problem(graph, Mesh.of(a=2), rules=(rule,))
-    found = ChainSolver(replace(of, compute=Cheaper(of.compute.devices))).solve()  # type: ignore[attr-defined]
+    assert isinstance(of.compute, ComputeModel)
+    found = ChainSolver(replace(of, compute=Cheaper(of.compute.devices))).solve()
     assert any(node.op.name == "matmul" for node in found.graph.nodes) == is_taken
     assert found.lower_bound_s <= found.cost_s <= found.lower_bound_s * (1 + REWRITE_GAIN)
