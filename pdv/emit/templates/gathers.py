@@ -244,15 +244,20 @@ class Unit:
         self.sums.finish_later(finish)
 
 
+_Use = tuple[int, tuple[Axis, ...]]
+"""Which parameter of a unit, and over which axes its gradient is summed beside that of the unit."""
+
+
 class StepUnit(Unit):
     """A unit that is gathered once a step; ``_held``: its weights, of which autograd's graphs are."""
 
     def __init__(self, axis: Axis, parameters: Sequence[DTensor]) -> None:
         super().__init__(axis, parameters)
+        self.parameters: Sequence[Tensor] = parameters
         self._held: list[Tensor] = []
-        self._read_as: dict[tuple[int, tuple[Axis, ...]], Tensor] = {}
-        self._added: dict[tuple[int, tuple[Axis, ...]], Tensor] = {}
-        self._last: set[tuple[int, tuple[Axis, ...]]] = set()  # of ``_added``, whose last micro-batch is there
+        self._read_as: dict[_Use, Tensor] = {}  # autograd adds up their gradients
+        self._last: set[_Use] = set()  # whose last micro-batch is there
+        self._called: set[_Use] = set()  # which call back for gradients
         self._behind: StepUnit | None = None  # read next
         earlier = [unit for unit in self.sums.kept if isinstance(unit, StepUnit)]
         if earlier:
@@ -264,29 +269,30 @@ class StepUnit(Unit):
         super().forget()
         self.drop()
 
-    @property
-    def parameters(self) -> Sequence[Tensor]:
-        """See gradients.Kept."""
-        return self._parameters
-
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Tensor:
         """One of them; ``axes``: over which its gradient is summed beside that of the unit."""
         if not torch.is_grad_enabled():
             return super().get(parameter, axes)
         place = self._places[id(parameter)]
         axes = tuple(axis for axis in axes if axis.size > 1)
-        if self._held and self._versions[place] != self._leaves[place].version:  # changed since
-            self._let_go()
+        earlier = self._read_as if self._held and self._versions[place] != self._leaves[place].version else {}
+        if earlier:  # changed since
+            self.drop()
         if not self._held:
             self._hold()
-        key = place, axes
-        if key not in self._read_as:
-            read = self._held[place].detach().requires_grad_(self._leaves[place].tensor.requires_grad)
-            if read.requires_grad:
-                itself = ref(self)  # Python's collector does not see into what a hook holds
-                read.register_post_accumulate_grad_hook(partial(_add, itself, key))  # type: ignore[no-untyped-call]
-            self._read_as[key] = read
-        return self._read_as[key]
+        for use in (*earlier, (place, axes)):
+            if use not in self._read_as:
+                self._make(use, earlier[use].grad if use in earlier else None)
+        return self._read_as[place, axes]
+
+    def _make(self, use: _Use, grad: Tensor | None) -> None:
+        leaf = self._leaves[use[0]]
+        read = self._read_as[use] = self._held[use[0]].detach().requires_grad_(leaf.tensor.requires_grad)
+        if read.dtype != leaf.rests.dtype:
+            read.grad_dtype = leaf.rests.dtype
+        read.grad = grad
+        if not self.sums.is_quiet or self.sums.is_last(leaf.parameter):
+            self._call_back(use)
 
     def _hold(self) -> None:
         """Have them for the rest of the step; those that are read next are on their way."""
@@ -297,50 +303,51 @@ class StepUnit(Unit):
         if self._behind is not None and not self._behind._held:  # noqa: SLF001  # of this class
             self._behind.start()
 
-    def _let_go(self) -> None:
-        self._held, self._read_as = [], {}
+    def drop(self) -> None:
+        """Let go of them, and of what was added up."""
+        self._held, self._read_as, self._last, self._called = [], {}, set(), set()
 
-    @torch.no_grad()
-    def add(self, key: tuple[int, tuple[Axis, ...]], grad: Tensor) -> None:
-        """The gradient of one of them, of one micro-batch; behind the last, all are sent once they are there."""
-        blocks = _blocks_of(grad, self._dims[key[0]], self._axis)
-        known = self._added.get(key)
-        self._added[key] = blocks.to(self._leaves[key[0]].rests.dtype) if known is None else known.add_(blocks)
-        if self.sums.is_last(self._parameters[key[0]]):
+    def call_back(self) -> None:
+        """See gradients.Kept."""
+        for use in self._read_as:
+            self._call_back(use)
+
+    def _call_back(self, use: _Use) -> None:
+        read = self._read_as[use]
+        if read.requires_grad and use not in self._called:
+            self._called.add(use)
+            itself = ref(self)  # Python's collector does not see into what a hook holds
+            read.register_post_accumulate_grad_hook(partial(_note_last, itself, use))  # type: ignore[no-untyped-call]
+
+    def note_last(self, use: _Use) -> None:
+        """One of them has the gradient of a micro-batch; behind the last, all are sent once they are there."""
+        if self.sums.is_last(self._parameters[use[0]]):
             self.sums.wait_for_end()
-            self._last.add(key)
+            self._last.add(use)
             if len(self._last) == len(self._read_as):
                 self.send()
 
     @torch.no_grad()
     def send(self) -> None:
         """Sum what was added up over ranks; each leaf gets this rank's part of its own."""
-        self._last.clear()
-        added, self._added = self._added, {}
-        self._let_go()  # of what is not trained, too: it may be from the next step on
+        added = {use: read.grad for use, read in self._read_as.items() if read.grad is not None}
+        self.drop()  # of what is not trained, too: it may be from the next step on
         if not added:
             return
-        blocks = torch.cat([part.flatten(1) for part in added.values()], 1)
+        parts = [_blocks_of(grad, self._dims[place], self._axis).flatten(1) for (place, _), grad in added.items()]
         leaves = [self._parameters[place].leaves.get(self._parameters[place], axes) for place, axes in added]  # type: ignore[attr-defined]
-        self._sum(leaves, blocks)
+        self._sum(leaves, torch.cat(parts, 1))
 
     @property
     def is_waiting(self) -> bool:
         """See gradients.Kept."""
-        return bool(self._added)
-
-    def drop(self) -> None:
-        """Forget what was added up."""
-        self._added = {}
-        self._last.clear()
-        self._let_go()
+        return any(read.grad is not None for read in self._read_as.values())
 
 
-def _add(unit: ref[StepUnit], key: tuple[int, tuple[Axis, ...]], read: Tensor) -> None:
-    held, grad = unit(), read.grad
-    read.grad = None
-    if held is not None and grad is not None:
-        held.add(key, grad)
+def _note_last(unit: ref[StepUnit], use: _Use, read: Tensor) -> None:
+    held = unit()
+    if held is not None and read.grad is not None:
+        held.note_last(use)
 
 
 def _blocks_of(grad: Tensor, dim: int, axis: Axis) -> Tensor:

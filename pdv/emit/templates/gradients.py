@@ -161,6 +161,9 @@ class Kept(Protocol):
     def start(self) -> None:
         """Have the parameters gathered."""
 
+    def call_back(self) -> None:
+        """Have autograd call, in the last pass, for gradients of which nothing called back before."""
+
     def send(self) -> None:
         """Sum the gradients over ranks; leaves get theirs."""
 
@@ -183,7 +186,7 @@ class GradientSums:
         self.turn: int | None = None
         self._leaves: list[Leaf] = []
         self._silent: dict[Leaf, Any] = {}  # what autograd would call for them
-        self._holds = 0
+        self._holds, self.is_quiet = 0, False
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
@@ -205,18 +208,18 @@ class GradientSums:
         return leaf
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self, *, quietly: bool = False) -> Iterator[None]:
         """Context of backward passes whose gradients wait, unsummed, for the next one outside, or for ``flush``."""
-        self._holds += 1
+        before, self._holds, self.is_quiet = self.is_quiet, self._holds + 1, quietly
         try:
             yield
         finally:
-            self._holds -= 1
+            self._holds, self.is_quiet = self._holds - 1, before
 
     @contextmanager
     def hold_quietly(self) -> Iterator[None]:
         """The same within a step: nothing calls back for gradients, but those of which a pass is ``complete``."""
-        with self.hold(), silent(self._leaves) as self._silent:
+        with self.hold(quietly=True), silent(self._leaves) as self._silent:
             yield
 
     @contextmanager
@@ -263,11 +266,13 @@ class GradientSums:
         own = [leaf for leaf in self._leaves if id(leaf.parameter) in self._complete]
         try:
             call_back(self._silent, own)
+            units = [unit for unit in self.kept if all(id(x) in self._complete for x in unit.parameters)]
+            for unit in units:
+                unit.call_back()
             yield
             with torch.no_grad():
-                for unit in self.kept:
-                    if all(id(parameter) in self._complete for parameter in unit.parameters):
-                        unit.send()
+                for unit in units:
+                    unit.send()
                 self.buckets.start_all([leaf for leaf in own if leaf.tensor.grad is not None])
         finally:
             self._complete = frozenset()

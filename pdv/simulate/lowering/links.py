@@ -17,6 +17,7 @@ from ir.mesh import Mesh
 from ir.transition import Collective
 from pdv.cluster import Device
 from pdv.cluster.host import host_of
+from pdv.cluster.presets import LINKS
 from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import (
     AxisLink,
@@ -104,6 +105,12 @@ class Links:
     def host_move(self, number: int, num_bytes: float) -> int:
         """Picoseconds of that."""
         return picoseconds(num_bytes / host_of(self.devices[number]).link_bytes_per_s)
+
+    @cached_property
+    def of_cores(self) -> tuple[float, ...]:
+        """By axis, the part of a collective's time that it takes of CPU cores: gloo copies what goes over a network, too."""
+        rate = LINKS["loopback-gloo"].link.bandwidth_bytes_per_s
+        return tuple(min(1.0, axis.link.bandwidth_bytes_per_s / rate) for axis in self.axes)
 
     @cached_property
     def _moves(self) -> dict[Entry, tuple[int, int]]:

@@ -73,7 +73,8 @@ class Segments:
         self.begins = 0 if gpu else picoseconds(pass_s * (chunks > 1))
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
-        self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0
+        of_device = 1.0 - 1.0 / slowdown
+        self.slowed = (of_device,) * len(links.axes) if gpu else links.of_cores
         self.most_slowed = slowdown - 1.0
         self.hidden = calibration.pieces_hidden
 
@@ -328,7 +329,7 @@ class _Work:
                 blocks,
                 -1 if blocks else self._number(place, kind, classes[0]),
                 tuple(dict.fromkeys(w for c in classes for w in waits[c])),
-                0 if blocks else round(duration * self._lowering.slowed),
+                0 if blocks else round(duration * self._lowering.slowed[entry.axis]),
                 detail,
             )
             for place_of, classes in enumerate(self._links.coupled[entry.axis])
@@ -371,7 +372,7 @@ class _Work:
                     self._links.sums[axis][place_of],
                     blocks=False,
                     makes=self._number(place, kind, classes[0]),
-                    slows=round(duration * self._lowering.slowed),
+                    slows=round(duration * self._lowering.slowed[axis]),
                     detail=(("bytes", num_bytes),),
                 )
             )

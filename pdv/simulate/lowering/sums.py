@@ -122,7 +122,7 @@ class Sums:
         """Bytes of the gradient that a micro-batch adds to."""
         return self._whole.get(base, self.nodes.of[base].bytes) * self._gradient_share(base)
 
-    def _kept_gathers(self, prices: Sequence[DevicePrices], issue: int, slowed: float) -> list[Task]:
+    def _kept_gathers(self, prices: Sequence[DevicePrices], issue: int, slowed: Sequence[float]) -> list[Task]:
         """Units that are gathered once a step, in front of the next one; what lies in blocks is put in order.
 
         The first one is waited for. Each other one is gathered while the first micro-batch does what stands between,
@@ -134,7 +134,7 @@ class Sums:
             entries = [self.nodes.of[move] for move in self._units[unit]]
             axis, size = entries[0].axis, sum(entry.bytes for entry in entries)
             whole = self.links.gather_weights((axis,), size)
-            left = whole - round(min(whole, beside) * (1.0 - slowed))
+            left = whole - round(min(whole, beside) * (1.0 - slowed[axis]))
             tasks += self._collectives("weights", (axis, left, size), issue)
             numbers = [entry.number for entry in map(self.nodes.of.__getitem__, behind) if entry.role == "local"]
             beside = min(sum(own.entries[number].forward for number in numbers) for own in prices)
