@@ -261,6 +261,11 @@ class Cluster:
         return len({one.share for one in devices}) == 1 and all(one.share < 1.0 and not one.quota for one in devices)
 
     @property
+    def has_quotas(self) -> bool:
+        """Whether every process is paused once it has had its share for a while."""
+        return all(entry.device.quota and entry.device.share < 1.0 for entry in self.classes)
+
+    @property
     def is_uniform(self) -> bool:
         """Whether nodes are alike, and joined alike."""
         return len(self.nodes) == 1 and not self.wires

@@ -2,21 +2,25 @@
 
 As ``pipeline.compose``, but in the order of time: how fast a pass runs depends on those beside it. Every process gets
 its share of a core while all compute, and more, up to a whole one, while some wait, as operating systems' schedulers
-have it. Entry point: ``compose_shared``.
+have it. A process with a quota has that much more only as long as what it left of its share before lasts (a token
+bucket; Linux counts anew every 100 ms, cgroup v2's ``cpu.max``). Entry point: ``compose_shared``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdv.cluster import Cluster
 from pdv.schedule.order import Pipeline
 from pdv.simulate.engine.pipeline import STEADY, Durations, OrderedPass, Sends, Timeline, by_way, end_pass, sequence
+from pdv.simulate.engine.task import picoseconds
 
 HALVINGS = 16  # of the range in which the common factor of all speeds is looked for
+PERIOD = picoseconds(0.1)  # in which a quota is used up or lost: the kernel's own choice, and containers'
 
 
 class Busy(NamedTuple):
@@ -33,40 +37,46 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True)
 class Cores:
-    """By stage, the share of a core that each of its processes has while all compute; stages have equally many."""
+    """By stage, the share of a core that each of its processes has while all compute; stages have equally many.
+
+    quota: whether a process has more only for what it left before.
+    """
 
     shares: tuple[float, ...]
+    quota: bool = False
 
     @classmethod
     def of(cls, cluster: Cluster, stages: int) -> Cores | None:
-        """None if every process has a device of its own, or may have no more than its share."""
-        if stages == 1 or not cluster.shares_cores:
+        """None if every process has a device of its own, or keeps what it leaves of one from the others."""
+        quota = cluster.has_quotas
+        if stages == 1 or not (quota or cluster.shares_cores):
             return None
         size = cluster.num_devices // stages
         of_stage = (range(stage * size, (stage + 1) * size) for stage in range(stages))
-        return cls(tuple(min(cluster.device_of(rank).share for rank in ranks) for ranks in of_stage))
+        return cls(tuple(min(cluster.device_of(rank).share for rank in ranks) for ranks in of_stage), quota)
 
-    def speeds(self, busy: Mapping[int, float]) -> dict[int, float]:
+    def speeds(self, busy: Mapping[int, float], spent: Collection[int] = ()) -> dict[int, float]:
         """By stage that runs, how much faster its kernels are than while all compute.
 
-        busy: by stage that runs, the part of its time on a core.
+        busy: by stage that runs, the part of its time on a core. spent: stages that have no more than their shares.
         """
         room = sum(self.shares)
-        low, high = 1.0, max(1.0 / share for share in self.shares)
-        if self._taken(busy, high) > room:
+        most = {stage: 1.0 if stage in spent else 1.0 / self.shares[stage] for stage in busy}
+        low, high = 1.0, max(most.values(), default=1.0)
+        if self._taken(busy, most, high) > room:
             for _ in range(HALVINGS):
                 middle = (low + high) / 2
-                low, high = (low, middle) if self._taken(busy, middle) > room else (middle, high)
+                low, high = (low, middle) if self._taken(busy, most, middle) > room else (middle, high)
             high = low
-        return {stage: min(high, 1.0 / self.shares[stage]) for stage in busy}
+        return {stage: min(high, own) for stage, own in most.items()}
 
-    def _taken(self, busy: Mapping[int, float], factor: float) -> float:
+    def _taken(self, busy: Mapping[int, float], most: Mapping[int, float], factor: float) -> float:
         """Cores that a process of each stage that runs would take together, were kernels so much faster."""
-        taken = 0.0
-        for stage, part in busy.items():
-            own = min(factor, 1.0 / self.shares[stage])
-            taken += self.shares[stage] * part / (part / own + 1.0 - part)
-        return taken
+        return sum(self.taken(stage, part, min(factor, most[stage])) for stage, part in busy.items())
+
+    def taken(self, stage: int, part: float, factor: float) -> float:
+        """Of a core, by a process of one stage, the part of whose time is on it while all compute."""
+        return self.shares[stage] * part / (part / factor + 1.0 - part)
 
 
 @dataclass
@@ -91,6 +101,22 @@ class _Clock:
     now: int = 0
     running: dict[int, _Running] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
+    saved: dict[int, float] = field(default_factory=dict)  # by stage, picoseconds of a core
+    spent: set[int] = field(default_factory=set)  # stages that have saved nothing more for the pass that they run
+
+    def save(self, cores: Cores, taken: Mapping[int, float], then: int) -> None:
+        """Go on to a time, until when stages take so much of a core."""
+        for stage, share in enumerate(cores.shares):
+            saved = self.saved.get(stage, 0.0) + (share - taken.get(stage, 0.0)) * (then - self.now)
+            self.saved[stage] = min(max(saved, 0.0), share * PERIOD)
+            if cores.quota and stage in taken and taken[stage] > share and saved <= 1.0:
+                self.spent.add(stage)
+        self.now = then
+
+    def spends(self, cores: Cores, taken: Mapping[int, float]) -> list[int]:
+        """When stages that take more than their shares have spent what they saved."""
+        over = [(self.saved.get(stage, 0.0), own - cores.shares[stage]) for stage, own in taken.items()]
+        return [self.now + math.ceil(saved / rate) for saved, rate in over if rate > 0.0] if cores.quota else []
 
     def start(self, chunks: Sequence[Durations], busy: Sequence[Busy]) -> list[int]:
         """Start what can; when what has to wait for a send alone could."""
@@ -105,6 +131,7 @@ class _Clock:
                 continue
             taken, _, way, _ = self.steps[own[0]]
             nominal, part = chunks[taken.chunk].of(way), busy[taken.chunk].of(way)
+            self.spent.discard(stage)
             self.running[stage] = _Running(own.popleft(), start, nominal, part)
         return later
 
@@ -128,11 +155,12 @@ def compose_shared(
     clock = _Clock(steps, line, waiting)
     while any(waiting) or clock.running:
         later = clock.start(chunks, busy)
-        speeds = cores.speeds({stage: one.busy for stage, one in clock.running.items()})
+        speeds = cores.speeds({stage: one.busy for stage, one in clock.running.items()}, clock.spent)
+        taken = {stage: cores.taken(stage, one.busy, speeds[stage]) for stage, one in clock.running.items()}
         for stage, one in clock.running.items():
             one.whole = one.nominal * (one.busy / speeds[stage] + 1.0 - one.busy)
         ends = {stage: clock.now + max(1, round(one.left * one.whole)) for stage, one in clock.running.items()}
-        then = min([*ends.values(), *later])
+        then = min([*ends.values(), *later, *clock.spends(cores, taken)])
         for stage, one in list(clock.running.items()):
             one.left -= (then - clock.now) / max(one.whole, 1.0)
             if ends[stage] <= then:
@@ -141,5 +169,5 @@ def compose_shared(
                 end_pass(line, one.place, steps, (one.start, then), own, sent, blocking=blocking)
                 clock.done.add(one.place)
                 del clock.running[stage]
-        clock.now = then
+        clock.save(cores, taken, then)
     return line

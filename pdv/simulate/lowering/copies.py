@@ -17,3 +17,11 @@ def copied_bytes(entry: Entry, way: int) -> tuple[float, int]:
     copies = transition_of(entry.name).communications[way].copies(entry.dims[way])
     made = [size for size, count in zip(sizes, copies, strict=True) if size and count]
     return READ_AND_WRITTEN * sum(made), len(made)
+
+
+def copied_by_unit(entry: Entry) -> float:
+    """Read and written in a step of a weight that is gathered in a unit, once: joined with others, and so its gradient.
+
+    What was gathered lies in blocks of all, and is joined to whole weights (``pdv/emit/templates/gathers.py``).
+    """
+    return READ_AND_WRITTEN * (entry.held + 2 * entry.bytes)

@@ -108,7 +108,7 @@ class Links:
 
     @cached_property
     def of_cores(self) -> tuple[float, ...]:
-        """By axis, the part of a collective's time that it takes of CPU cores: gloo copies what goes over a network, too."""
+        """By axis, the part of a collective's time that a CPU's core is busy: it copies what a network sends, too."""
         rate = LINKS["loopback-gloo"].link.bandwidth_bytes_per_s
         return tuple(min(1.0, axis.link.bandwidth_bytes_per_s / rate) for axis in self.axes)
 

@@ -41,7 +41,7 @@ from pdv.problem.precision import Precision, step_estimate
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
-from pdv.simulate.lowering.copies import READ_AND_WRITTEN, copied_bytes
+from pdv.simulate.lowering.copies import READ_AND_WRITTEN, copied_by_unit, copied_bytes
 from pdv.simulate.lowering.entries import Entries, Entry
 from pdv.simulate.lowering.scaled import cast_bytes, is_scaled, scaled_products
 
@@ -156,6 +156,14 @@ class DevicePrices:
         ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
         factor = self.inside.calibration.copies_cpu if self.device.kind == "cpu" else self.inside.slowdown(None)
         return self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
+
+    def copies_of_units(self, moves: Sequence[Entry]) -> int:
+        """Picoseconds in a step of what is copied of weights that are gathered once: on a CPU, to new memory."""
+        if self.device.kind == "cpu":
+            copied_s = self.traffic(sum(map(copied_by_unit, moves))).mean_s
+            return picoseconds(self.inside.calibration.copies_cpu * copied_s)
+        joined = sum(copied_bytes(move, 0)[0] for move in moves)
+        return picoseconds(self.traffic(joined).mean_s) if joined else 0
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""

@@ -15,7 +15,6 @@ from ir.graph import Node
 from pdv.pcg.units import Key, gathered_units
 from pdv.problem.workload import Execution
 from pdv.simulate.engine.task import COMPUTE, OPTIMIZER, Segment, Task, picoseconds
-from pdv.simulate.lowering.copies import copied_bytes
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links
 from pdv.simulate.lowering.price import DevicePrices
@@ -129,7 +128,7 @@ class Sums:
         and counts as what is left of it then, and as what it slows that: such a share.
         """
         tasks: list[Task] = []
-        copied, beside = sum(copied_bytes(self.nodes.of[move], 0)[0] for move in self._unit_of), 0
+        beside = 0
         for unit, behind in self._behind.items():
             entries = [self.nodes.of[move] for move in self._units[unit]]
             axis, size = entries[0].axis, sum(entry.bytes for entry in entries)
@@ -139,7 +138,7 @@ class Sums:
             numbers = [entry.number for entry in map(self.nodes.of.__getitem__, behind) if entry.role == "local"]
             beside = min(sum(own.entries[number].forward for number in numbers) for own in prices)
         for number, own in enumerate(prices):
-            time = picoseconds(own.traffic(copied).mean_s) if copied else 0
+            time = own.copies_of_units([self.nodes.of[move] for move in self._unit_of])
             tasks.append(Task("copy", COMPUTE, (number,), time, issue * len(self._unit_of)))
         return tasks
 
