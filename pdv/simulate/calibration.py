@@ -30,7 +30,6 @@ class Calibration:
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
         pass_cpu_s: the same of a pipeline on a CPU, which computes nothing else meanwhile, of a whole core.
-        turn_cpu_s: in its place where a process may have no more than a share of a core, and waits for the rest of it.
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
         products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
             sustained load).
@@ -63,7 +62,6 @@ class Calibration:
     host_add_s: float = 1.77e-5
     host_pass_s: float = 1e-4
     pass_cpu_s: float = 1e-3
-    turn_cpu_s: float = 10e-3
     host_step_s: float = 9.4e-4
     products_gpu: float = 1.10
     scaled_products: float = 1.0

@@ -67,10 +67,9 @@ class Segments:
         # of a program in Python its collectives' backward is, too
         self.moves = (self.issue[0],) * 2 if execution.eager else self.issue
         self.adds = picoseconds(calibration.host_add_s) if gpu else 0
-        waits, share = any(device.quota for device in links.devices), min(device.share for device in links.devices)
-        turn_s, pass_s = (calibration.turn_cpu_s, 0.0) if waits else (0.0, calibration.pass_cpu_s / share)
-        self.waits = picoseconds(calibration.host_pass_s if gpu else turn_s * (chunks > 1))
-        self.begins = 0 if gpu else picoseconds(pass_s * (chunks > 1))
+        self.waits = picoseconds(calibration.host_pass_s) if gpu else 0
+        begins_s = calibration.pass_cpu_s / min(device.share for device in links.devices)
+        self.begins = 0 if gpu else picoseconds(begins_s * (chunks > 1))
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
         of_device = 1.0 - 1.0 / slowdown

@@ -149,19 +149,6 @@ def test_passes_of_a_pipeline_take_a_core_for_their_schedule() -> None:
     assert computed_s(2, 0.5, 1e-3, 1) == computed_s(2, 0.5, 0.0, 1)
 
 
-def test_passes_wait_for_a_core_of_which_a_process_may_have_no_more_than_a_share() -> None:
-    def waited_s(count: int, quota: bool, share: float = 0.5, stages: int = 2) -> float:
-        device = {"preset": "cpu-core", "share": share, "quota": quota}
-        spec, link = f"pp={stages},batch=8,mbs={8 // count // (2 // stages)}", "loopback-gloo"
-        work = gpt(spec, nodes=1, devices=2, device=device, link=link, network=None)
-        shares = simulate(replace(work, execution=replace(work.execution, eager=True)), draws=0).breakdown
-        return max(one.parts.get("host", 0) for one in shares) / PICO
-
-    assert waited_s(8, quota=True) >= waited_s(4, quota=True) + 4 * CALIBRATION.turn_cpu_s
-    assert waited_s(8, quota=False) == waited_s(8, quota=False, share=1.0) == 0.0
-    assert waited_s(4, quota=True, stages=1) == waited_s(2, quota=True, stages=1)  # nothing is received
-
-
 def test_gradient_sums_hide_behind_backward() -> None:
     def exposed(gradients: bool) -> float:
         found = gpt("dp=8,micro_batch=8,batch=64")

@@ -62,7 +62,41 @@ def test_a_step_is_between_its_work_and_what_it_takes_on_quotas(
         assert nominal - line.gained[stage] + sum(line.waits[stage].values()) == line.ends[stage]
 
 
-def test_devices_of_ones_own_and_quotas_are_not_shared() -> None:
+@settings(max_examples=60)
+@given(
+    SHAPES,
+    st.lists(st.tuples(TIMES, TIMES), min_size=4, max_size=4),
+    st.lists(st.sampled_from([0.25, 0.5, 0.75]), min_size=4, max_size=4),
+    TIMES,
+)
+def test_nobody_has_more_than_its_quota_of_a_step(
+    shape: Pipeline, times: list[tuple[int, int]], shares: list[float], send: int
+) -> None:
+    chunks = [Durations(forward, backward, backward) for forward, backward in times[: shape.stages]]
+    sends = Sends([send] * (shape.stages - 1), [send] * (shape.stages - 1))
+    cores = Cores(tuple(shares[: shape.stages]), quota=True)
+    line = compose_shared(shape, chunks, [ALL] * shape.stages, sends, cores, blocking=False)
+    steady = compose(shape, chunks, sends, blocking=False)
+    assert max(line.ends) <= max(steady.ends) * (1 + 1e-3) + 1000
+    for stage, own in enumerate(chunks):
+        assert line.ends[stage] >= shape.micro_batches * (own.forward + own.backward) * (1 - 1e-3) - 1000
+
+
+def test_who_has_waited_runs_its_next_pass_on_what_it_left() -> None:
+    """A quarter of a core: of a pass of 80 ms nominally, 20 on a core, behind 120 that it waited, of which 30 count."""
+    shape, ms = Pipeline(2, 1, 1, "1f1b"), 10**9
+    chunks = [Durations(120 * ms, 10 * ms, 10 * ms), Durations(80 * ms, 40 * ms, 40 * ms)]
+    cores = Cores((0.75, 0.25), quota=True)
+    line = compose_shared(shape, chunks, [ALL] * 2, Sends([0], [0]), cores, blocking=False)
+    (_, start, forward), (_, again, backward) = line.passes[1]
+    assert (start, forward - start) == pytest.approx((120 * ms, 20 * ms), rel=1e-3)
+    left = 0.25 * 100 - 0.75 * 20  # at most what 100 ms give; beside the pass, as it runs, there is more
+    own = left / 0.75  # ms on a core of its own until nothing is left, and at a quarter then
+    assert again == forward
+    assert backward - again == pytest.approx((own + (10 - own) * 4 if own < 10 else 10) * ms, rel=1e-3)
+
+
+def test_devices_of_ones_own_are_not_shared() -> None:
     def of(*shares: float, quota: bool = False) -> Cores | None:
         devices = [{"preset": "cpu-core", "share": share, "quota": quota} for share in shares]
         nodes = [{"devices": 2, "device": device, "link": "loopback-gloo"} for device in devices]
@@ -70,5 +104,6 @@ def test_devices_of_ones_own_and_quotas_are_not_shared() -> None:
 
     assert of(0.5, 0.5) == Cores((0.5, 0.5))
     assert of(1.0, 1.0) is None
-    assert of(0.5, 0.5, quota=True) is None
+    assert of(0.5, 0.5, quota=True) == Cores((0.5, 0.5), quota=True)
+    assert of(0.7, 0.3, quota=True) == Cores((0.7, 0.3), quota=True)
     assert of(0.7, 0.3) is None
