@@ -24,6 +24,7 @@ from pdv.problem.workload import FOLDED, IN_HALVES, ON_HOST, Workload, are_sever
 from pdv.schedule.pieces import pieces
 from pdv.search.best import BestPlan
 from pdv.search.refusals import LESS_EACH, too_large
+from pdv.simulate.engine.task import BUBBLE
 from pdv.simulate.step import simulate
 
 ROUNDS = 3  # of a tighter limit, where a cut needs more than the sum of its values
@@ -90,10 +91,27 @@ class Pricer:
             inside = self.insides.mixed(mixing.insides, mixture, self.short)
             found = self._cut(mixing.estimate, inside, mixture.sizes)
             if found.fits:
-                yield replace(found, step_s=simulate(found.work, draws=0).step_s)
+                yield from self._shifted(found, inside, mixture.sizes)
                 return
             within *= CLOSE * limit / found.needed_bytes
             mixture = mix(mixing.wholes, within)
+
+    def _shifted(self, found: Found, inside: Inside, sizes: Sequence[int]) -> Iterator[Found]:
+        """It, and with pieces of the busiest stage given to one beside it, one by one, as long as that is faster.
+
+        A piece keeps its inside: stages that have pieces of two kinds are not among those that mixtures are made of.
+        """
+        simulation = simulate(found.work, draws=0)
+        yield replace(found, step_s=simulation.step_s)
+        while found.estimate.mode.virtual == 1:
+            busiest = min(simulation.breakdown, key=lambda one: one.parts.get(BUBBLE, 0)).stage
+            tried = [(given, self._cut(found.estimate, inside, given)) for given in _given(sizes, busiest)]
+            fitting = [(simulate(one.work, draws=0), one, given) for given, one in tried if one.fits]
+            best = min(fitting, key=lambda each: each[0].step_ps, default=None)
+            if best is None or best[0].step_ps >= simulation.step_ps:
+                return
+            simulation, found, sizes = best
+            yield replace(found, step_s=simulation.step_s)
 
     def exchanged(self, found: Found) -> Iterator[Found]:
         """The same plan, cut alike, with parameters that rest otherwise along data axes, where that is faster."""
@@ -168,6 +186,12 @@ class Pricer:
         plan = replace(inside.plan, stages=stages, execution=work.execution)
         needed = needed_bytes(work)
         return Found(estimate, plan, work, math.inf, needed, needed <= self.space.problem.memory_limit)
+
+
+def _given(sizes: Sequence[int], stage: int) -> list[tuple[int, ...]]:
+    """Pieces of each stage, one of a stage given to the one before it, or behind."""
+    others = [other for other in (stage - 1, stage + 1) if 0 <= other < len(sizes) and sizes[stage] > 1]
+    return [tuple(size + (at == other) - (at == stage) for at, size in enumerate(sizes)) for other in others]
 
 
 def sliced(best: Found, count: int, states: int, limit: float) -> BestPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -55,6 +56,19 @@ def test_stages_that_differ_are_faster_than_stages_that_are_alike() -> None:
     assert one.mixture.mixes
     assert one.mixture.step_s < min(whole.step_s(sizes) for whole, sizes in alike if sizes is not None)
     assert max(one.mixture.whole.held(one.mixture.sizes)) <= 1.01 * estimates.limit
+
+
+def test_pieces_of_the_busiest_stage_are_given_away_as_long_as_that_is_faster() -> None:
+    """From a cut that gives one stage two pieces more than the best, where memory allows any."""
+    estimates, one = mixing()
+    pricer = Pricer(estimates.space, estimates.insides, estimates.short)
+    best_s = min(found.step_s for found in pricer.mixed(one))
+    first, second, *others = one.mixture.sizes
+    worse = replace(one, mixture=replace(one.mixture, sizes=(first - 2, second + 2, *others)))
+    steps_s = [found.step_s for found in pricer.mixed(worse)]
+    assert len(steps_s) >= 3
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[-1] == pytest.approx(best_s, rel=1e-9)
 
 
 def test_each_piece_is_as_its_inside_has_it() -> None:
