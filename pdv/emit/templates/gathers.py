@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from .gradients import GradientSums, Leaf, Leaves, local
+from .kernels.buckets import Reads
 from .kernels.compiled import ready
 from .parallel import (
     Axis,
@@ -255,14 +255,20 @@ class StepUnit(Unit):
         super().__init__(axis, parameters)
         self.parameters: Sequence[Tensor] = parameters
         self._held: list[Tensor] = []
-        self._read_as: dict[_Use, Tensor] = {}  # autograd adds up their gradients
+        self._reads: Reads[_Use] = Reads(self.receive)
         self._last: set[_Use] = set()  # whose last micro-batch is there
-        self._called: set[_Use] = set()  # which call back for gradients
         self._behind: StepUnit | None = None  # read next
         earlier = [unit for unit in self.sums.kept if isinstance(unit, StepUnit)]
         if earlier:
             earlier[-1]._behind = self  # noqa: SLF001  # of this class
         self.sums.kept.append(self)
+
+    def begin(self) -> None:
+        """See gradients.Kept."""
+        super().forget()
+        self._order.begin()
+        if torch.is_grad_enabled():
+            self._leave()
 
     def forget(self) -> None:
         """As of any unit."""
@@ -274,25 +280,18 @@ class StepUnit(Unit):
         if not torch.is_grad_enabled():
             return super().get(parameter, axes)
         place = self._places[id(parameter)]
-        axes = tuple(axis for axis in axes if axis.size > 1)
-        earlier = self._read_as if self._held and self._versions[place] != self._leaves[place].version else {}
-        if earlier:  # changed since
-            self.drop()
+        use = place, tuple(axis for axis in axes if axis.size > 1)
+        if self._held and self._versions[place] != self._leaves[place].version:  # changed since
+            self._leave()
         if not self._held:
             self._hold()
-        for use in (*earlier, (place, axes)):
-            if use not in self._read_as:
-                self._make(use, earlier[use].grad if use in earlier else None)
-        return self._read_as[place, axes]
-
-    def _make(self, use: _Use, grad: Tensor | None) -> None:
-        leaf = self._leaves[use[0]]
-        read = self._read_as[use] = self._held[use[0]].detach().requires_grad_(leaf.tensor.requires_grad)
-        if read.dtype != leaf.rests.dtype:
-            read.grad_dtype = leaf.rests.dtype
-        read.grad = grad
-        if not self.sums.is_quiet or self.sums.is_last(leaf.parameter):
-            self._call_back(use)
+        read = self._reads.now.get(use)
+        if read is None or read.requires_grad != parameter.requires_grad:  # frozen since, or thawed
+            self._last.discard(use)
+            calls = not self.sums.is_quiet or self.sums.is_last(parameter)
+            trained, rests = parameter.requires_grad, self._leaves[place].rests.dtype
+            read = self._reads.add(use, self._held[place], rests, trained=trained, calls=calls)
+        return read
 
     def _hold(self) -> None:
         """Have them for the rest of the step; those that are read next are on their way."""
@@ -303,35 +302,35 @@ class StepUnit(Unit):
         if self._behind is not None and not self._behind._held:  # noqa: SLF001  # of this class
             self._behind.start()
 
+    def _leave(self) -> None:
+        """Let go of them; graphs that have them may give them gradients later."""
+        self._reads.end(*self._reads.now)
+        self._held, self._last = [], set()
+
     def drop(self) -> None:
         """Let go of them, and of what was added up."""
-        self._held, self._read_as, self._last, self._called = [], {}, set(), set()
+        self._leave()
+        self._reads.take()
 
     def call_back(self) -> None:
         """See gradients.Kept."""
-        for use in self._read_as:
-            self._call_back(use)
+        self._reads.call_back(*self._reads.now)
 
-    def _call_back(self, use: _Use) -> None:
-        read = self._read_as[use]
-        if read.requires_grad and use not in self._called:
-            self._called.add(use)
-            itself = ref(self)  # Python's collector does not see into what a hook holds
-            read.register_post_accumulate_grad_hook(partial(_note_last, itself, use))  # type: ignore[no-untyped-call]
-
-    def note_last(self, use: _Use) -> None:
-        """One of them has the gradient of a micro-batch; behind the last, all are sent once they are there."""
-        if self.sums.is_last(self._parameters[use[0]]):
-            self.sums.wait_for_end()
+    def receive(self, use: _Use, read: Tensor) -> None:
+        """What is read, or was, has its gradient of a pass; behind the last, all are sent once they are there."""
+        self.sums.wait_for_end()
+        if self._reads.now.get(use) is not read:
+            self._reads.take_over(use, read)
+        elif self.sums.is_last(self._parameters[use[0]]):
             self._last.add(use)
-            if len(self._last) == len(self._read_as):
+            if len(self._last) == len(self._reads.now):
                 self.send()
 
     @torch.no_grad()
     def send(self) -> None:
         """Sum what was added up over ranks; each leaf gets this rank's part of its own."""
-        added = {use: read.grad for use, read in self._read_as.items() if read.grad is not None}
-        self.drop()  # of what is not trained, too: it may be from the next step on
+        self._leave()  # also of what is not trained: it may be from the next step on
+        added = self._reads.take()
         if not added:
             return
         parts = [_blocks_of(grad, self._dims[place], self._axis).flatten(1) for (place, _), grad in added.items()]
@@ -341,13 +340,7 @@ class StepUnit(Unit):
     @property
     def is_waiting(self) -> bool:
         """See gradients.Kept."""
-        return any(read.grad is not None for read in self._read_as.values())
-
-
-def _note_last(unit: ref[StepUnit], use: _Use, read: Tensor) -> None:
-    held = unit()
-    if held is not None and read.grad is not None:
-        held.note_last(use)
+        return self._reads.is_waiting
 
 
 def _blocks_of(grad: Tensor, dim: int, axis: Axis) -> Tensor:

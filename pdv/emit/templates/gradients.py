@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .kernels.buckets import Beside, Buckets, Guess, call_back, silent
+from .kernels.buckets import Beside, Buckets, call_back, silent
 from .kernels.compiled import ready
-from .kernels.scaled import Scaling
+from .kernels.scaled import Guess, Scaling
 from .parallel import Axis, replicate
 from .rounding import DeviceCopy, Rounding, Versions, note
 from .stored import local_piece, placed_as
@@ -105,11 +105,10 @@ class Leaves:
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """The leaf for these axes, trained if the parameter is."""
-        key = self.sums.turn, *axes
+        key = (turn := self.sums.turn), *axes
         leaf = self.by_axes.get(key)
         if leaf is None:
-            rests, turn = self.shard(parameter), self.sums.turn
-            rests = rests if turn is None else self.versions(rests).of[turn]
+            rests = self.shard(parameter) if turn is None else self.versions(self.shard(parameter)).of[turn]
             if self.sums.offload is not None and self.copy is None:
                 self.copy = DeviceCopy(rests, self.sums.offload)
             read = rests if self.copy is None else self.copy.tensor
@@ -150,13 +149,14 @@ class Leaves:
 class Kept(Protocol):
     """Parameters that a step keeps whole, whose gradients are added up so and sent behind its last micro-batch."""
 
-    @property
-    def parameters(self) -> Sequence[Tensor]:
-        """Which they are."""
+    parameters: Sequence[Tensor]
 
     @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not sent."""
+
+    def begin(self) -> None:
+        """A pass begins by itself, or a step: copies from before are no more read."""
 
     def start(self) -> None:
         """Have the parameters gathered."""
@@ -215,6 +215,8 @@ class GradientSums:
             yield
         finally:
             self._holds, self.is_quiet = self._holds - 1, before
+            for unit in self.kept if quietly else ():  # of what it reads still
+                unit.call_back()
 
     @contextmanager
     def hold_quietly(self) -> Iterator[None]:
@@ -315,8 +317,8 @@ class GradientSums:
     @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not summed yet."""
-        added = any(unit.is_waiting for unit in self.kept)
-        return added or self.buckets.is_waiting or any(leaf.tensor.grad is not None for leaf in self._leaves)
+        added = self.buckets.is_waiting or any(unit.is_waiting for unit in self.kept)
+        return added or any(leaf.tensor.grad is not None for leaf in self._leaves)
 
     def is_last(self, parameter: Tensor) -> bool:
         """Whether what backward gives a parameter now is the last before its sum."""
@@ -331,8 +333,7 @@ class GradientSums:
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
         self.buckets.triggers.note(waiting, is_full=False)
         self.buckets.start_all(waiting)
-        summed = self.buckets.finish()
-        summed += [(leaf, leaf.take()) for leaf in waiting if not leaf.axes]
+        summed = [*self.buckets.finish(), *((leaf, leaf.take()) for leaf in waiting if not leaf.axes)]
         self.guess.scale([piece for _, piece in summed])
         if self.offload is not None:
             summed = [(leaf, self.offload.on_host(piece)) for leaf, piece in summed]

@@ -114,6 +114,8 @@ class PipelinedModule(ParallelModule):
             RuntimeError: if gradients are wanted of stages on different ranks: these are ``train_step``'s.
         """
         values: dict[str, Any] = {**dict(zip(self.takes, args, strict=False)), **named}
+        for unit in self.mesh.sums.kept if not self.mesh.sums.is_quiet else ():
+            unit.begin()
         if self.mesh.stage.size == 1:
             return [self._run(number, values) for number in range(len(self.chain))][-1]
         if torch.is_grad_enabled():
@@ -202,6 +204,8 @@ class PipelinedModule(ParallelModule):
                 "like, and its stages are on different ranks: nobody calls the whole of it. Remove the hook; what it "
                 "does to outputs goes into loss_fn."
             )
+        for unit in self.mesh.sums.kept:
+            unit.begin()
         return self.two.go_on(given) if self.two else super().run_given(given)
 
     @property

@@ -7,11 +7,12 @@ gradients in one order, and in the next one only those call back that fill a pie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pdv.emit.templates.gradients import GradientSums, Leaf
 
 Key = tuple[object, ...]
-ROUNDED = 1e-6  # of a weight, by which sums in another order differ at most
+Use = TypeVar("Use")
 PIECE_BYTES = 4 << 20  # of gradients that are copied at once on a CPU: its caches have most of them still
 
 
@@ -60,56 +61,6 @@ class Beside:
             self.is_summed = True
             Sum(self.numbers, self.axes).wait()
         return self.numbers
-
-
-class Guess:
-    """What a batch weighs, guessed as what the last two did where these weighed the same.
-
-    Ranks need not wait for one another between forward and backward then. They learn what it does weigh beside the
-    gradients, and scale these where it is something else.
-    """
-
-    def __init__(self) -> None:
-        self._last: list[float] = []  # of the last two steps
-        self._is_watched = False  # whether any rank's gradients were seen before they could have been scaled
-        self._open: tuple[float, Beside] | None = None
-
-    def begin(self, beside: Beside) -> float | None:
-        """The guess, if there is one; beside: [the loss, whether it failed, its weight, whether gradients are seen]."""
-        is_known = len({*self._last}) == 1 and len(self._last) == 2 and self._last[0] > 0 and not self._is_watched
-        self._open = (self._last[0], beside) if is_known else None
-        return self._last[0] if is_known else None
-
-    def scale(self, gradients: list[Tensor]) -> None:
-        """Those of a step that was guessed, as they would be of the weight that the batch has.
-
-        Raises:
-            RuntimeError: on all ranks, if some had let anything see gradients.
-        """
-        if self._open is None:
-            return
-        (guess, beside), self._open = self._open, None
-        _, failed, weight, seen = beside.wait().tolist()
-        if failed or abs(guess - weight) <= ROUNDED * abs(weight):
-            return
-        if seen:
-            self._last = []
-            raise RuntimeError(
-                f"seen-too-early: this batch weighs {weight:g}, where the last two weighed {guess:g}, and a hook of "
-                "gradients or of modules, or an input that has a gradient, which no step before this one had, saw "
-                "gradients by the old weight. No rank has gradients of this step. Take it again."
-            )
-        torch._foreach_mul_(gradients, guess / weight if weight else math.inf)
-
-    def note(self, numbers: Tensor) -> float:
-        """The weight of the batch, of the numbers beside its gradients."""
-        _, _, weight, seen = numbers.tolist()
-        self._last, self._is_watched = [*self._last[-1:], weight], seen > 0
-        return float(weight)
-
-    def drop(self) -> None:
-        """Forget a step that failed."""
-        self._open = None
 
 
 def guess_weight(
@@ -358,3 +309,60 @@ def call_back(calls: dict[Leaf, Any], leaves: Iterable[Leaf]) -> None:
 
 def _hooks(leaf: Leaf) -> Any:  # Any: torch's dict
     return leaf.tensor._post_accumulate_grad_hooks  # noqa: SLF001
+
+
+class Reads(Generic[Use]):
+    """What graphs read in place of weights, adding up its gradients; what is read no more leaves them here.
+
+    receive: called, by passes that are to call back, of what has its gradient then. It is held weakly.
+    """
+
+    def __init__(self, receive: Callable[[Use, Tensor], None]) -> None:
+        self._receive, self.now = WeakMethod(receive), dict[Use, Tensor]()
+        self._added, self._called = dict[Use, Tensor](), set[Use]()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are gradients."""
+        return bool(self._added) or any(read.grad is not None for read in self.now.values())
+
+    def add(self, use: Use, weight: Tensor, rests: torch.dtype, *, trained: bool, calls: bool) -> Tensor:
+        """Read a weight so from now on; its gradients are of the type in which it rests."""
+        self.end(*{use} & self.now.keys())
+        read = self.now[use] = weight.detach().requires_grad_(trained)
+        if read.dtype != rests:
+            read.grad_dtype = rests
+        if calls:
+            self.call_back(use)
+        return read
+
+    def call_back(self, *uses: Use) -> None:
+        """Have autograd call for what is read so."""
+        for use in uses:
+            if self.now[use].requires_grad and use not in self._called:
+                self._called.add(use)
+                hook = partial(_call, self._receive, use)  # Python's collector does not see into what a hook holds
+                self.now[use].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def end(self, *uses: Use) -> None:
+        """Read no more so; graphs that did may give it gradients later, of which autograd calls."""
+        self.call_back(*uses)
+        self._called -= {*uses}
+        for use in uses:
+            self.take_over(use, self.now.pop(use))
+
+    def take_over(self, use: Use, read: Tensor) -> None:
+        """Add the gradient of what is read no more."""
+        if read.grad is not None:
+            grad, read.grad = read.grad.detach(), None
+            self._added[use] = self._added[use].add_(grad) if use in self._added else grad
+
+    def take(self) -> dict[Use, Tensor]:
+        """The gradients of what is read no more, which are given away."""
+        added, self._added = self._added, {}
+        return added
+
+
+def _call(receive: WeakMethod[Callable[[Use, Tensor], None]], use: Use, read: Tensor) -> None:
+    if (held := receive()) is not None:
+        held(use, read)

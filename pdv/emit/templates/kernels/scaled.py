@@ -1,13 +1,14 @@
-"""By what ranks that hold parts of parameters scale their gradients before a step: all by the same. Entry: ``Scaling``.
+"""By what gradients are scaled: by ranks before a step, all by the same, and where a batch's weight was guessed.
 
 A norm of ``x.to_local()`` is that of a part, and a loop that clips by it scales each part otherwise. Of a few gradients
 a few elements are kept when sums over ranks are there, and when an optimizer steps, or gradients are dropped. Where all
 of a part were multiplied by one factor, it is compared where ranks compare weights; what treats elements otherwise
-(noise, bounds of values, norms of rows) is not.
+(noise, bounds of values, norms of rows) is not. Entry points: ``Scaling``, ``Guess``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from pdv.emit.templates.stored import cut_over, local_piece
 
 if TYPE_CHECKING:
+    from pdv.emit.templates.kernels.buckets import Beside
     from pdv.emit.templates.parallel import Axis
     from pdv.emit.templates.runtime import ParallelModule
 
@@ -27,6 +29,7 @@ _FIRST = 8  # sums that are looked at; then the 16th, 32nd, …
 _KEPT, _PARAMETERS, _ELEMENTS = 4, 8, 64  # between two comparisons: steps; of each, how many parameters, and elements
 _LEAST = 4  # elements of a part that tell of one factor
 _ROUNDED = 1e-3  # by which factors that are the same differ at most
+_SAME_WEIGHT = 1e-6  # of a weight, by which sums in another order differ at most
 
 
 @dataclass(eq=False)
@@ -156,3 +159,53 @@ def _are_apart(steps: list[_Step], axis: Axis, mesh: Any) -> bool:  # Any: a Mes
     told = (least[:, 2:] > 0) & (most[:, :1] == least[:, :1])
     differ = told & (most[:, 2:] - least[:, 2:] > most[:, 1:2] * most[:, 2:])
     return bool(((told.sum(1) > 1) & (differ == told).all(1)).any())
+
+
+class Guess:
+    """What a batch weighs, guessed as what the last two did where these weighed the same.
+
+    Ranks need not wait for one another between forward and backward then. They learn what it does weigh beside the
+    gradients, and scale these where it is something else.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[float] = []  # of the last two steps
+        self._is_watched = False  # whether any rank's gradients were seen before they could have been scaled
+        self._open: tuple[float, Beside] | None = None
+
+    def begin(self, beside: Beside) -> float | None:
+        """The guess, if there is one; beside: [the loss, whether it failed, its weight, whether gradients are seen]."""
+        is_known = len({*self._last}) == 1 and len(self._last) == 2 and self._last[0] > 0 and not self._is_watched
+        self._open = (self._last[0], beside) if is_known else None
+        return self._last[0] if is_known else None
+
+    def scale(self, gradients: list[Tensor]) -> None:
+        """Those of a step that was guessed, as they would be of the weight that the batch has.
+
+        Raises:
+            RuntimeError: on all ranks, if some had let anything see gradients.
+        """
+        if self._open is None:
+            return
+        (guess, beside), self._open = self._open, None
+        _, failed, weight, seen = beside.wait().tolist()
+        if failed or abs(guess - weight) <= _SAME_WEIGHT * abs(weight):
+            return
+        if seen:
+            self._last = []
+            raise RuntimeError(
+                f"seen-too-early: this batch weighs {weight:g}, where the last two weighed {guess:g}, and a hook of "
+                "gradients or of modules, or an input that has a gradient, which no step before this one had, saw "
+                "gradients by the old weight. No rank has gradients of this step. Take it again."
+            )
+        torch._foreach_mul_(gradients, guess / weight if weight else math.inf)
+
+    def note(self, numbers: Tensor) -> float:
+        """The weight of the batch, of the numbers beside its gradients."""
+        _, _, weight, seen = numbers.tolist()
+        self._last, self._is_watched = [*self._last[-1:], weight], seen > 0
+        return float(weight)
+
+    def drop(self) -> None:
+        """Forget a step that failed."""
+        self._open = None
