@@ -19,6 +19,7 @@ from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.inner import lift
+from pdv.frontend.onnx.origins.unnamed import promote
 from pdv.frontend.onnx.proto import check_proto, external_tensors, fill_sparse
 
 EXTERNAL = {"location", "offset", "length", "checksum"}
@@ -59,6 +60,7 @@ def read_onnx(path: Path) -> onnx_ir.Model:
     with refusing(path):
         if model.functions:
             model = InlinePass()(model).model
+    promote(model)
     try:
         model.graph.sort()
     except ValueError as error:

@@ -6,19 +6,26 @@ Entry points: ``untrained``, ``doubts``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.kinds import is_exponent, kind_by_use, levels
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, SIGNATURE, is_drawn
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_newer, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, is_held, is_newer, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 _CONVOLUTIONS = ("Conv", "FusedConv")
-_WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
+_PAIR, _GATED = (1, 2), (1, 2, 3)
+_WEIGHTED: Mapping[str, Sequence[int]] = {
+    "MatMul": (1,), "Gemm": _PAIR, "Conv": _PAIR, "ConvTranspose": _PAIR, "Gather": (0,), "PRelu": (1,),
+    "LayerNormalization": _PAIR, "GroupNormalization": _PAIR, "InstanceNormalization": _PAIR, "RMSNormalization": (1,),
+    "BatchNormalization": _PAIR, "LSTM": _GATED, "GRU": _GATED, "RNN": _GATED,
+}  # fmt: skip
+"""The operands that are weights, biases and scales."""
 _INTEGERS = {onnx_ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")}
 _QUANTIZED = {
     "DequantizeLinear": (0,), "MatMulInteger": (1,), "ConvInteger": (1,), "QLinearMatMul": (3,), "QLinearConv": (3, 8),
@@ -71,11 +78,13 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
     fixed = [node.name or "BatchNormalization" for node, moves in zip(norms, trains, strict=True) if not moves]
     written = [node.outputs[0] for node in model.graph if node.op_type == "Constant"]
     written += [value for name, value in model.graph.initializers.items() if was_constant(name)]
-    held = [
-        value.name or ""
-        for value in written
-        if any(use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in value.uses())
-    ]
+    held = [value.name or "" for value in written if _is_weight(value) and not _is_of_one_number(value)]
+    given = [value.name or "" for value in model.graph.inputs if _is_weight(value) and is_held(value.name or "", model)]
+    if given := [name for name in given if name not in model.graph.initializers]:
+        yield (
+            f"{len(given)} weights are inputs of the file ({some_of(given)}), which has no values of them: they are "
+            "passed in each step, and not trained. Export with export_params=True, if they are to be trained"
+        )
     if held:
         yield (
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
@@ -108,6 +117,31 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
             f"these as they are. {EXPORT}, if they are to be trained"
         )
+
+
+def _is_weight(value: onnx_ir.Value) -> bool:
+    """Whether some operator reads a value as a weight, a bias or a scale."""
+    return any(use.idx in _WEIGHTED.get(use.node.op_type, ()) or _is_bias(value, use.node) for use in value.uses())
+
+
+def _is_bias(value: onnx_ir.Value, node: onnx_ir.Node) -> bool:
+    """Whether a node adds a value of one dim to a product, as the older exporter writes linear layers."""
+    others = [each.producer() for each in node.inputs if each is not None and each is not value]
+    before = node.op_type == "Add" and any(each is not None and each.op_type == "MatMul" for each in others)
+    tensor = _tensor_of(value)
+    return before and tensor is not None and tensor.shape.rank() == 1
+
+
+def _is_of_one_number(value: onnx_ir.Value) -> bool:
+    """Whether a constant of one dim is one number throughout, as scales and shifts of norms that have none are."""
+    tensor = _tensor_of(value)
+    return tensor is not None and tensor.shape.rank() == 1 and len(np.unique(tensor.numpy())) < 2
+
+
+def _tensor_of(value: onnx_ir.Value) -> onnx_ir.TensorProtocol | None:
+    """What is stored under a value, beside the graph or in a node."""
+    held = None if (node := value.producer()) is None else node.attributes.get("value")
+    return value.const_value if held is None else held.as_tensor()
 
 
 def _masks(model: onnx_ir.Model) -> list[str]:

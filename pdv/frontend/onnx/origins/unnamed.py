@@ -12,8 +12,11 @@ The newer exporter calls values, folded ones too, ``val_12`` or after torch's op
 file's metadata what they are of. Tools that leave metadata out (onnx's version converter, ONNX Runtime's optimizer)
 leave files of which no more is known than of the older one's.
 
-Entry points: ``is_of_torch``, ``is_computed``, ``is_newer``, ``was_constant``, ``of_unknown_origin``,
-``may_be_another``.
+A file may store a tensor beside its graph or in a node (``Constant``), and tools move it from one to the other: under
+the name of what a module holds it is the same.
+
+Entry points: ``promote``, ``is_held``, ``is_of_torch``, ``is_computed``, ``is_newer``, ``was_constant``,
+``of_unknown_origin``, ``may_be_another``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Mapping
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import SIGNATURE, kind_of
+from pdv.frontend.onnx.origins.signature import SIGNATURE, Signature, is_float, kind_of
 
 TORCH = "pytorch"  # the producer of its files
 _NAME = "onnx::"
@@ -39,12 +42,41 @@ _OPERATORS = {
 }  # fmt: skip
 """Operators of torch by which constants are made and weights moved; no parameter of a module itself is called so."""
 _CONSTANT = re.compile(r"^/(.*/)?Constant(_\d+)?_output_\d+$|^ortshared_")  # by the exporter; by ONNX Runtime
+_PATH = re.compile(r"^[^\W\d]\w*(\.\w+)+$")  # as torch names what a module in another holds
 _GATES = (1, 2, 3)
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "PRelu": (1,), "LSTM": _GATES, "GRU": _GATES,
     "RNN": _GATES, "FusedMatMul": (1,), "FusedGemm": (1,), "FusedConv": (1,),
 }  # fmt: skip
 """The operands that are weights, which are moved to where ONNX has them."""
+
+
+def promote(model: onnx_ir.Model) -> None:
+    """Constants in nodes that go by names of what a module holds become stored tensors; changes the model.
+
+    Where the file says what the module holds, the others of several elements do: of these it is asked what they were.
+    """
+    signature, graph = Signature.of(model.graph), model.graph
+    for node in [each for each in graph if each.op_type == "Constant" and each.domain == ""]:
+        value, held = node.outputs[0], node.attributes.get("value")
+        name = value.name or ""
+        if held is None or name in graph.initializers or value.is_graph_output():
+            continue
+        tensor = held.as_tensor()
+        known = tensor.size > 1 or name in signature.targets if signature is not None else is_held(name, model)
+        if not known:
+            continue
+        shape = onnx_ir.Shape(tensor.shape.numpy())
+        own = onnx_ir.Value(name=name, shape=shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor)
+        if is_float(own):
+            value.replace_all_uses_with(own)
+            graph.remove(node)
+            graph.register_initializer(own)
+
+
+def is_held(name: str, model: onnx_ir.Model) -> bool:
+    """Whether a name in a file of torch is one of a parameter or buffer of a module in another."""
+    return model.producer_name == TORCH and _PATH.match(name) is not None
 
 
 def is_of_torch(model: onnx_ir.Model) -> bool:
