@@ -234,8 +234,8 @@ def _of_own_backward(functions: Sequence[str], *, check: bool) -> str:
 def _folded(norms: Sequence[str]) -> ModelError:
     some = ", ".join(norms[:3]) + (", …" if len(norms) > 3 else "")
     return ModelError(
-        f"{len(norms)} batch norms, or norms of weights, were folded into convolutions ({some}): a model without them "
-        "would be trained",
+        f"{len(norms)} batch norms were folded into convolutions, or norms of weights into theirs ({some}): a model "
+        "without them would be trained",
         "Norms as they are computed in each step, in training mode; for inference (--mode infer) folded ones",
         f"Export the module in training mode with pdv.frontend.onnx.export.export_onnx; {_PROOF}",
     )
