@@ -104,19 +104,18 @@ class _Clock:
     saved: dict[int, float] = field(default_factory=dict)  # by stage, picoseconds of a core
     spent: set[int] = field(default_factory=set)  # stages that have saved nothing more for the pass that they run
 
-    def save(self, cores: Cores, taken: Mapping[int, float], then: int) -> None:
-        """Go on to a time, until when stages take so much of a core."""
-        for stage, share in enumerate(cores.shares):
+    def save(self, shares: Sequence[float], taken: Mapping[int, float], then: int) -> None:
+        """Count what stages leave of their quotas until a time, or spend, that take so much of a core."""
+        for stage, share in enumerate(shares):
             saved = self.saved.get(stage, 0.0) + (share - taken.get(stage, 0.0)) * (then - self.now)
             self.saved[stage] = min(max(saved, 0.0), share * PERIOD)
-            if cores.quota and stage in taken and taken[stage] > share and saved <= 1.0:
+            if taken.get(stage, 0.0) > share and saved <= 1.0:
                 self.spent.add(stage)
-        self.now = then
 
-    def spends(self, cores: Cores, taken: Mapping[int, float]) -> list[int]:
+    def spends(self, shares: Sequence[float], taken: Mapping[int, float]) -> list[int]:
         """When stages that take more than their shares have spent what they saved."""
-        over = [(self.saved.get(stage, 0.0), own - cores.shares[stage]) for stage, own in taken.items()]
-        return [self.now + math.ceil(saved / rate) for saved, rate in over if rate > 0.0] if cores.quota else []
+        over = [(self.saved.get(stage, 0.0), own - shares[stage]) for stage, own in taken.items()]
+        return [self.now + math.ceil(saved / rate) for saved, rate in over if rate > 0.0]
 
     def start(self, chunks: Sequence[Durations], busy: Sequence[Busy]) -> list[int]:
         """Start what can; when what has to wait for a send alone could."""
@@ -156,11 +155,14 @@ def compose_shared(
     while any(waiting) or clock.running:
         later = clock.start(chunks, busy)
         speeds = cores.speeds({stage: one.busy for stage, one in clock.running.items()}, clock.spent)
-        taken = {stage: cores.taken(stage, one.busy, speeds[stage]) for stage, one in clock.running.items()}
         for stage, one in clock.running.items():
             one.whole = one.nominal * (one.busy / speeds[stage] + 1.0 - one.busy)
         ends = {stage: clock.now + max(1, round(one.left * one.whole)) for stage, one in clock.running.items()}
-        then = min([*ends.values(), *later, *clock.spends(cores, taken)])
+        then = min([*ends.values(), *later])
+        if cores.quota:
+            taken = {stage: cores.taken(stage, one.busy, speeds[stage]) for stage, one in clock.running.items()}
+            then = min([then, *clock.spends(cores.shares, taken)])
+            clock.save(cores.shares, taken, then)
         for stage, one in list(clock.running.items()):
             one.left -= (then - clock.now) / max(one.whole, 1.0)
             if ends[stage] <= then:
@@ -169,5 +171,5 @@ def compose_shared(
                 end_pass(line, one.place, steps, (one.start, then), own, sent, blocking=blocking)
                 clock.done.add(one.place)
                 del clock.running[stage]
-        clock.save(cores, taken, then)
+        clock.now = then
     return line

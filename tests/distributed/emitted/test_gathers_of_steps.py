@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn.functional import mse_loss
 
 from benchmarks.models.techniques import Technique
 from pdv.emit.templates.pipeline import PipelinedModule
@@ -117,7 +117,7 @@ def change_within_steps(folder: Path) -> None:
             x, y = batch(0)
             model.train_step(x, y, nn.MSELoss())
             for rows, target in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES), strict=True):
-                (F.mse_loss(source(rows), target) / MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(mse_loss(source(rows), target) / MICRO_BATCHES)
         check(model, source)
 
 
@@ -129,28 +129,28 @@ def test_micro_batches_under_way_give_gradients_of_what_they_read(tmp_path: Path
 def loss_of(model: nn.Module, number: int) -> Tensor:
     """Of this rank's rows."""
     x, y = batch(number)
-    return F.mse_loss(model(x), y if isinstance(model, Blocks) else model.shard_batch(y))  # type: ignore[operator]
+    return mse_loss(model(x), y if isinstance(model, Blocks) else model.shard_batch(y))  # type: ignore[operator]
 
 
 def two_graphs(model: nn.Module) -> None:
     """Of which one is through when the other one is not."""
     first, second = loss_of(model, 0), loss_of(model, 1)
-    first.backward()  # type: ignore[no-untyped-call]
-    second.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(first)
+    torch.autograd.backward(second)
 
 
 def one_graph_twice(model: nn.Module) -> None:
     """And once more."""
     loss = loss_of(model, 0)
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss, retain_graph=True)
+    torch.autograd.backward(loss)
 
 
 def dropped_between(model: nn.Module) -> None:
     """Gradients, behind the forward pass."""
     loss = loss_of(model, 0)
     model.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
 
 
 def never_backward(model: nn.Module) -> None:
@@ -158,7 +158,7 @@ def never_backward(model: nn.Module) -> None:
     loss_of(model, 0)
     for parameter in model.parameters():
         parameter.data.mul_(0.9)
-    loss_of(model, 0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss_of(model, 0))
 
 
 LOOPS: tuple[Callable[[nn.Module], None], ...] = (two_graphs, one_graph_twice, dropped_between, never_backward)
@@ -174,7 +174,7 @@ def own_loops(folder: Path) -> int:
         check(model, source)
     x, y = batch(3)
     model.train_step(x, y, nn.MSELoss())  # in micro-batches, with no pass that the stages know as the last
-    F.mse_loss(source(x), y).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(mse_loss(source(x), y))
     check(model, source)
     return evaluate(model, source)
 

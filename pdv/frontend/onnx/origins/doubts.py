@@ -14,16 +14,16 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.kinds import is_exponent, kind_by_use, levels
 from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, SIGNATURE, is_drawn
-from pdv.frontend.onnx.origins.unnamed import TORCH, is_held, is_newer, was_constant
+from pdv.frontend.onnx.origins.unnamed import TORCH, WEIGHTS, is_held, is_newer, was_constant
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 _CONVOLUTIONS = ("Conv", "FusedConv")
-_PAIR, _GATED = (1, 2), (1, 2, 3)
+_PAIR = (1, 2)
 _WEIGHTED: Mapping[str, Sequence[int]] = {
-    "MatMul": (1,), "Gemm": _PAIR, "Conv": _PAIR, "ConvTranspose": _PAIR, "Gather": (0,), "PRelu": (1,),
-    "LayerNormalization": _PAIR, "GroupNormalization": _PAIR, "InstanceNormalization": _PAIR, "RMSNormalization": (1,),
-    "BatchNormalization": _PAIR, "LSTM": _GATED, "GRU": _GATED, "RNN": _GATED,
+    **WEIGHTS, "Gemm": _PAIR, "Conv": _PAIR, "ConvTranspose": _PAIR, "Gather": (0,), "RMSNormalization": (1,),
+    "LayerNormalization": _PAIR, "GroupNormalization": _PAIR, "InstanceNormalization": _PAIR,
+    "BatchNormalization": _PAIR,
 }  # fmt: skip
 """The operands that are weights, biases and scales."""
 _INTEGERS = {onnx_ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")}

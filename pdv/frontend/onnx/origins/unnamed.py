@@ -44,11 +44,12 @@ _OPERATORS = {
 _CONSTANT = re.compile(r"^/(.*/)?Constant(_\d+)?_output_\d+$|^ortshared_")  # by the exporter; by ONNX Runtime
 _PATH = re.compile(r"^[^\W\d]\w*(\.\w+)+$")  # as torch names what a module in another holds
 _GATES = (1, 2, 3)
-_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "PRelu": (1,), "LSTM": _GATES, "GRU": _GATES,
-    "RNN": _GATES, "FusedMatMul": (1,), "FusedGemm": (1,), "FusedConv": (1,),
+    "RNN": _GATES,
 }  # fmt: skip
 """The operands that are weights, which are moved to where ONNX has them."""
+_MOVED: Mapping[str, tuple[int, ...]] = {**WEIGHTS, "FusedMatMul": (1,), "FusedGemm": (1,), "FusedConv": (1,)}
 
 
 def promote(model: onnx_ir.Model) -> None:
@@ -114,7 +115,7 @@ def of_unknown_origin(graph: onnx_ir.Graph) -> dict[str, str]:
             continue
         readers = {module_of(use.node) for use in uses}
         moved = all(
-            use.idx in _WEIGHTS.get(use.node.op_type, ()) or module_of(use.node) in norms or _is_behind_norm(use.node)
+            use.idx in _MOVED.get(use.node.op_type, ()) or module_of(use.node) in norms or _is_behind_norm(use.node)
             for use in uses
         )
         if tensor.shape.rank() and not moved:
