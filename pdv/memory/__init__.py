@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pdv.memory.log import Holder
-from pdv.memory.step import Point, StageMemory, StepMemory, needed_bytes, step_memory
+from pdv.memory.step import KnownPasses, Point, StageMemory, StepMemory, needed_bytes, step_memory
 
-__all__ = ["Holder", "Point", "StageMemory", "StepMemory", "needed_bytes", "step_memory"]
+__all__ = ["Holder", "KnownPasses", "Point", "StageMemory", "StepMemory", "needed_bytes", "step_memory"]

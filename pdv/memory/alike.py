@@ -1,4 +1,4 @@
-"""Chunks that hold the same from moment to moment, whatever their layers are called. Entry point: ``first_alike``."""
+"""Chunks that hold the same from moment to moment, whatever their layers are called. Entry point: ``marks``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from pdv.memory.setting import Setting, chain, of_weights
 from pdv.pcg.units import gathered_units
 
 
-def first_alike(setting: Setting) -> tuple[int, ...]:
-    """By chunk, the first whose walk is the same: each itself, where a framework runs it (its walk asks for more)."""
+def marks(setting: Setting) -> tuple[str, ...]:
+    """By chunk, what its walk depends on: where marks are equal, of one workload or of two, walks are.
+
+    Of what a framework runs each is its own: its walk asks for more.
+    """
     if not setting.eager:
-        return tuple(range(len(setting.chunks)))
-    firsts: dict[str, int] = {}
-    return tuple(firsts.setdefault(_mark(setting, chunk), number) for number, chunk in enumerate(setting.chunks))
+        return tuple(map(str, range(len(setting.chunks))))
+    work = setting.workload
+    how = repr((work.execution, work.problem.train, work.problem.mesh))
+    return tuple(_mark(setting, chunk, how) for chunk in setting.chunks)
 
 
-def _mark(setting: Setting, chunk: Sequence[Node]) -> str:
-    """What a chunk's walk depends on: operators, local shapes, who reads what, and what runs again."""
+def _mark(setting: Setting, chunk: Sequence[Node], how: str) -> str:
+    """Of operators, local shapes, who reads what, and what runs again; ``how`` the step runs."""
     numbers: dict[Node, int] = {}
     units = gathered_units((operand for node in chunk for operand in node.operands), several=False)
     keys = {key: number for number, key in enumerate(dict.fromkeys(units.values()))}
@@ -37,7 +41,7 @@ def _mark(setting: Setting, chunk: Sequence[Node]) -> str:
         unit = keys[units[operand]] if operand in units else None
         return tuple((number(step), _of(setting, step)) for step in steps), unit
 
-    marks: list[Hashable] = [
+    found: list[Hashable] = [
         (
             _of(setting, node),
             node.needs_grad,
@@ -49,8 +53,8 @@ def _mark(setting: Setting, chunk: Sequence[Node]) -> str:
         )
         for node in chunk
     ]
-    marks += [(len(one.nodes), one.recomputed, one.hosted) for one in segments_of(setting, chunk)]
-    return hashlib.sha256(repr(marks).encode()).hexdigest()
+    found += [(len(one.nodes), one.recomputed, one.hosted) for one in segments_of(setting, chunk)]
+    return hashlib.sha256((how + repr(found)).encode()).hexdigest()
 
 
 def _of(setting: Setting, node: Node) -> Hashable:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from pdv.cluster import Device
 from pdv.memory import allocator
-from pdv.memory.alike import first_alike
+from pdv.memory.alike import marks
 from pdv.memory.log import Heap, Holder, Log, exactly
 from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
@@ -23,6 +23,8 @@ from pdv.schedule.order import Pipeline, orders
 from pdv.schedule.passes import Pass
 
 OPTIMIZER = "optimizer step"
+
+KnownPasses = dict[tuple[str, bool], Passes]  # by mark of a chunk, and whether on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +106,38 @@ class StepMemory:
         return all(one.fits() for one in self.stages)
 
 
-def step_memory(workload: Workload, *, named: bool = True) -> StepMemory:
+def step_memory(workload: Workload, *, known: KnownPasses | None = None, named: bool = True) -> StepMemory:
     """What each kind of device of each stage holds at the step's peak, once the optimizer's state is there.
 
-    Not ``named``: moments and holders may be called as another, equal stage's are; that takes a fraction of the time.
+    Not ``named``: moments and holders may be called as another, equal stage's are; that takes a fraction of the time,
+    and less where stages are ``known`` of other workloads, to which those of this one are added.
     """
     setting = Setting(workload)
-    firsts = range(len(setting.chunks)) if named else first_alike(setting)
-    walks = _Walks(setting, firsts)
+    each = tuple(map(str, range(len(setting.chunks)))) if named else marks(setting)
+    walks = _Walks(setting, each, known if known is not None and setting.eager and not named else {})
     found = [one for stage in range(workload.stages.count) for one in _stage(walks, stage)]
     return StepMemory(tuple(found))
 
 
-def needed_bytes(workload: Workload) -> float:
-    """What the fullest device needs at least for a step to run."""
-    return step_memory(workload, named=False).worst.least_bytes
+def needed_bytes(workload: Workload, known: KnownPasses | None = None) -> float:
+    """What the fullest device needs at least for a step to run; ``known`` of workloads asked for before."""
+    return step_memory(workload, known=known, named=False).worst.least_bytes
 
 
 @dataclass
 class _Walks:
-    """Each chunk's passes, found once for all chunks that are alike (``firsts``) and all devices that round alike."""
+    """Each chunk's passes, found once for all chunks of an equal mark and all devices that round alike."""
 
     setting: Setting
-    firsts: Sequence[int]
-    known: dict[tuple[int, bool], Passes] = field(default_factory=dict)
+    marks: Sequence[str]
+    known: KnownPasses
 
     def of(self, chunk: int, *, on_gpu: bool) -> Passes:
         """Its forward and backward."""
-        key = self.firsts[chunk], on_gpu
+        key = self.marks[chunk], on_gpu
         if key not in self.known:
             twice, rounded = self.setting.execution.passes > 1, allocator.round_up if on_gpu else exactly
-            self.known[key] = passes(self.setting, key[0], Heap(rounded), twice=twice, on_gpu=on_gpu)
+            self.known[key] = passes(self.setting, chunk, Heap(rounded), twice=twice, on_gpu=on_gpu)
         return self.known[key]
 
 

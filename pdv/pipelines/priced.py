@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from pdv.cluster.units import MEMORY
-from pdv.memory import needed_bytes, step_memory
+from pdv.memory import KnownPasses, needed_bytes, step_memory
 from pdv.pcg.in_slices import workload_in_slices
 from pdv.pcg.resting import exchanged
 from pdv.pipelines.candidates import Candidate, Space
@@ -54,6 +54,7 @@ class Pricer:
 
     def __init__(self, space: Space, insides: Insides, short: Short) -> None:
         self.space, self.insides, self.short = space, insides, short
+        self._walked: KnownPasses = {}  # cuts of one inside differ in few stages
 
     def found(self, estimate: Estimate) -> Iterator[Found]:
         """The plan of an estimate, unless it is the estimate's own over again; while it does not fit, one with less.
@@ -124,7 +125,7 @@ class Pricer:
             step_s = simulate(work, draws=0).step_s
             if step_s >= found.step_s:
                 continue  # what it holds, which takes longer to find, does not matter
-            needed = needed_bytes(work)
+            needed = needed_bytes(work, self._walked)
             if needed <= self.space.problem.memory_limit:
                 plan = replace(plan, stages=stages, execution=work.execution)
                 yield Found(found.estimate, plan, work, step_s, needed, fits=True)
@@ -184,7 +185,7 @@ class Pricer:
         stages = replace(stages, folded=estimate.mode.order in FOLDED)
         work = workload(self.space, candidate, inside.plan, stages, estimate.mode)
         plan = replace(inside.plan, stages=stages, execution=work.execution)
-        needed = needed_bytes(work)
+        needed = needed_bytes(work, self._walked)
         return Found(estimate, plan, work, math.inf, needed, needed <= self.space.problem.memory_limit)
 
 
