@@ -1,11 +1,12 @@
 """Where a pipeline is cut: runs of pieces whose slowest stage is as fast as can be, within every stage's memory.
 
-An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` and ``cut_pieces``; where stages differ,
-``sooner_cuts``, too, and where ranks have several, ``level``.
+An exact dynamic program over (stages, pieces). Entry points: ``run_costs``, ``within`` and ``cut_pieces``; where stages
+differ, ``sooner_cuts``, too, and where ranks have several, ``leaning_cuts`` and ``level``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
@@ -23,62 +24,66 @@ LEVELLED = 16  # the power of what ranks take, whose sum is made less: near the 
 Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def stage_costs(
-    profile: Profile,
-    *,
-    micro_batches: int,
-    in_flight: float,
-    limit: float,
-    recompute: bool,
-    before: Link | None = None,
-    behind: Link | None = None,
+def run_costs(
+    profile: Profile, *, micro_batches: int, recompute: bool, before: Link | None = None, behind: Link | None = None
 ) -> Numbers:
-    """[start, stop] seconds of a step that a stage takes for a run of pieces.
+    """[start, stop] seconds of a step that a stage takes for a run of pieces, whatever it holds.
 
-    Infinite for none, for a run without parameters (its rank's optimizer would have none), and beyond the limit.
+    Infinite for none, and for a run without parameters (its rank's optimizer would have none).
 
     Args:
         profile: of the stage's devices.
         micro_batches: of a step.
-        in_flight: micro-batches whose activations the stage holds at once.
-        limit: bytes of one of its devices.
         recompute: whether only the pieces' inputs are kept, and forward runs again in backward.
         before: the link from the stage before; sends over one link take turns.
         behind: the link to the next stage.
     """
-    each = run_sums(profile.forward_s * (1 + recompute) + profile.backward_s)
-    passed = np.append(0.0, profile.sent_bytes)
+    runs, passed = profile.runs, np.append(0.0, profile.sent_bytes)
+    each = runs.forward_s * (1 + recompute) + runs.backward_s
     slower = np.maximum(each, np.maximum(_send_s(before, passed)[:, None], _send_s(behind, passed)[None, :]))
     seconds = micro_batches * slower + once_seconds(profile)
     starts, stops = np.indices(seconds.shape)
-    fits = held_bytes(profile, in_flight=in_flight, recompute=recompute) <= limit
-    trains = run_sums(profile.optimizer_s) > 0.0
-    return np.where((starts < stops) & trains & fits, seconds, np.inf)
+    return np.where((starts < stops) & (runs.optimizer_s > 0.0), seconds, np.inf)
+
+
+def within(seconds: Numbers, profile: Profile, *, in_flight: float, limit: float, recompute: bool) -> Numbers:
+    """[start, stop] the same, infinite for what holds more than ``limit`` bytes on one of the stage's devices.
+
+    ``in_flight``: micro-batches whose activations the stage holds at once.
+    """
+    if math.isinf(limit):
+        return seconds
+    return np.where(held_bytes(profile, in_flight=in_flight, recompute=recompute) <= limit, seconds, np.inf)
 
 
 def held_bytes(profile: Profile, *, in_flight: float, recompute: bool) -> Numbers:
     """[start, stop] bytes that a device of a stage holds at most, as far as values alone say."""
-    resting = run_sums(profile.resting_bytes)
+    resting = profile.runs.resting_bytes
     if not recompute:
-        return resting + in_flight * run_sums(profile.kept_bytes)
-    return resting + in_flight * run_sums(profile.entering_bytes) + _largest(profile.kept_bytes)
+        return np.asarray(resting + in_flight * profile.runs.kept_bytes)
+    return np.asarray(resting + in_flight * profile.entering_runs + profile.largest_kept)
 
 
-def cut_pieces(costs: Sequence[Numbers], leaning: float = 0.0) -> tuple[int, ...] | None:
+def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
     """How many pieces each stage has, so that the slowest is fastest, of equals the most even; None if nothing fits.
 
-    ``costs``: by stage, [start, stop] seconds of a run of pieces. ``leaning``: of equally even ones, that whose later
-    stages (negative: earlier ones) have more.
+    ``costs``: by stage, [start, stop] seconds of a run of pieces.
     """
+    return next(leaning_cuts(costs, (0.0,)), None)
+
+
+def leaning_cuts(costs: Sequence[Numbers], leanings: Sequence[float]) -> Iterator[tuple[int, ...]]:
+    """The same, of equally even ones that whose later stages (of a negative leaning: earlier ones) have more."""
     slowest = least_over_cuts(costs, np.maximum)
     if not np.isfinite(slowest):
-        return None
-    weights = np.linspace(1.0, 1.0 - leaning * LEANING, len(costs))
-    squares = [
-        weight * np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2
-        for one, weight in zip(costs, weights, strict=True)
-    ]
-    return _sizes(_best(squares, np.add)[1])
+        return
+    known = {id(one): np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs}  # many are alike
+    for leaning in leanings:
+        weights = np.linspace(1.0, 1.0 - leaning * LEANING, len(costs))
+        squares = [
+            known[id(one)] * weight if leaning else known[id(one)] for one, weight in zip(costs, weights, strict=True)
+        ]
+        yield _sizes(_best(squares, np.add)[1])
 
 
 def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers], slowest: float) -> Iterator[tuple[int, ...]]:
@@ -165,19 +170,5 @@ def _send_s(link: Link | None, passed: Numbers) -> Numbers:
 
 def once_seconds(profile: Profile) -> Numbers:
     """[start, stop] what follows the last backward pass: the optimizer, and sums that it could not hide."""
-    hidden = run_sums(profile.backward_s)
-    return np.asarray(run_sums(profile.optimizer_s) + np.maximum(0.0, run_sums(profile.sums_s) - hidden))
-
-
-def run_sums(each: Numbers) -> Numbers:
-    """[start, stop] sums over runs."""
-    sums = np.append(0.0, np.cumsum(each))
-    return np.asarray(sums[None, :] - sums[:, None])
-
-
-def _largest(each: Numbers) -> Numbers:
-    """[start, stop] the largest of a run."""
-    found = np.zeros((len(each) + 1, len(each) + 1))
-    for start in range(len(each)):
-        found[start, start + 1 :] = np.maximum.accumulate(each[start:])
-    return found
+    runs = profile.runs
+    return np.asarray(runs.optimizer_s + np.maximum(0.0, runs.sums_s - runs.backward_s))

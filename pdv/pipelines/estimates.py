@@ -38,6 +38,7 @@ LIMITS = 4  # of memory that an inside is solved for at most
 FULL = 0.97  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
 UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory inside may pay
+WHOLES = 32  # that are kept: estimates of one inside follow each other
 HELD = ("resting_bytes", "kept_bytes", "sent_bytes")  # of a profile
 BETWEEN = (0.85, 0.72)  # of what the fastest inside holds, that stages with less room may hold
 LESS = 0.93  # of the memory, that is tried next
@@ -91,6 +92,7 @@ class Estimates:
         self._extras: dict[tuple[Candidate, str, Recompute], Extra] = {}
         self._sources: dict[int, SourceBlocks | None] = {}
         self._limits: dict[Candidate, float] = {}
+        self._wholes: dict[tuple[object, ...], Whole] = {}
         self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
         self.floors = Floors(space, self.source)
 
@@ -192,7 +194,7 @@ class Estimates:
             for free, *each in zip(one.inside.profiles.kinds, *known, strict=True)
         ]
         inside = replace(one.inside, profiles=ByStage(tuple(kinds), one.inside.profiles.kind_of))
-        mixture = mix([self._whole(one.candidate, inside, one.mode, one.extra)], self.limit)
+        mixture = mix([self._make_whole(one.candidate, inside, one.mode, one.extra)], self.limit)
         return mixture is not None and mixture.step_s < below_s
 
     @property
@@ -276,6 +278,15 @@ class Estimates:
         return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, promising)
 
     def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
+        """One of the last, which knows what it was asked."""
+        key = candidate, inside.plan.pcg.digest, mode, extra
+        if key not in self._wholes:
+            if len(self._wholes) == WHOLES:
+                self._wholes.clear()
+            self._wholes[key] = self._make_whole(candidate, inside, mode, extra)
+        return self._wholes[key]
+
+    def _make_whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
         stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
         timings, tied = tuple(one.map(self.short.stretch) for one in inside.timings), self.space.is_tied
         layers = tuple(self.short.stretch(np.array(inside.pieces.layers, float)) > 0.0)

@@ -15,7 +15,7 @@ from pdv.cluster import Cluster, Link
 from pdv.cluster.host import slowest_host
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
-from pdv.pipelines.cuts import cut_pieces, held_bytes, level, run_sums, slowest_of, sooner_cuts, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, leaning_cuts, level, run_costs, slowest_of, sooner_cuts, within
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
 from pdv.problem.recomputation import HOSTED
@@ -87,6 +87,15 @@ class Whole:
 
         Where stages or what they send differ, so that a step is, of that cut and those that fill the pipeline sooner.
         """
+        if limit not in self._known_cuts:
+            self._known_cuts[limit] = self._cut(limit)
+        return self._known_cuts[limit]
+
+    @cached_property
+    def _known_cuts(self) -> dict[float, tuple[int, ...] | None]:
+        return {}
+
+    def _cut(self, limit: float) -> tuple[int, ...] | None:
         if self.candidate.stages == 1:
             whole = (self.profiles[0].count,)
             return whole if self.held(whole)[0] <= limit else None
@@ -111,7 +120,7 @@ class Whole:
         """
         costs = self.costs(limit)
         place = [self._pipeline.layout.place_of(chunk) for chunk in range(self.chunks)]
-        found = [cut for leaning in (0.0, 1.0, -1.0) if (cut := cut_pieces(costs, leaning)) is not None]
+        found = [*leaning_cuts(costs, (0.0, 1.0, -1.0))]
         return [*dict.fromkeys((*found, *(level(costs, cut, place) for cut in found)))]
 
     def _differs(self, slowest_s: float) -> bool:
@@ -134,7 +143,7 @@ class Whole:
         for stage in range(self.candidate.stages):
             own, link = self._timed[stage], self.links[stage + 1]
             sent_s = 0.0 if link is None else 2 * np.append(0.0, own.sent_bytes) / link.bandwidth_bytes_per_s
-            found.append(run_sums(own.forward_s * (1 + self.again) + own.backward_s) + sent_s)
+            found.append(own.runs.forward_s * (1 + self.again) + own.runs.backward_s + sent_s)
         return found
 
     def cut_freely(self) -> tuple[int, ...]:
@@ -152,22 +161,30 @@ class Whole:
         candidate, links, each = self.candidate, self.links, self.mode.virtual
         limits = [self.extra.room(limit, stage, candidate.stages) / each for stage in range(candidate.stages)]
         costs: dict[tuple[object, ...], Numbers] = {}
+        free = self._free_costs
         of_chunk, flight, timed = [], self.flight, self._timed
         for chunk in range(self.chunks):
             stage = self._pipeline.layout.place_of(chunk)
-            key = self.profiles.kind_of[stage], flight[stage], links[chunk], links[chunk + 1], limits[stage]
-            if key not in costs:
-                costs[key] = stage_costs(
+            ends = self.profiles.kind_of[stage], links[chunk], links[chunk + 1]
+            key = *ends, flight[stage], limits[stage]
+            if ends not in free:
+                free[ends] = run_costs(
                     timed[stage],
                     micro_batches=candidate.micro_batches,
-                    in_flight=flight[stage] / each,
-                    limit=limits[stage],
                     recompute=self.again,
                     before=links[chunk],
                     behind=links[chunk + 1],
                 )
+            if key not in costs:
+                held = {"in_flight": flight[stage] / each, "limit": limits[stage]}
+                costs[key] = within(free[ends], timed[stage], recompute=self.again, **held)
             of_chunk.append(costs[key])
         return of_chunk
+
+    @cached_property
+    def _free_costs(self) -> dict[tuple[object, ...], Numbers]:
+        """Of chunks with the same links on the same kind of stage, where memory does not matter."""
+        return {}
 
     @property
     def chunks(self) -> int:
@@ -179,7 +196,7 @@ class Whole:
         """Whether forward runs again in backward, which keeps a layer's inputs on the device."""
         return self.mode.recompute == "full"
 
-    @property
+    @cached_property
     def flight(self) -> list[float]:
         """By rank, chunks whose activations are held at once, each as many as its values say."""
         return [self.extra.kept * in_flight(self._pipeline, stage) for stage in range(self.candidate.stages)]
@@ -308,7 +325,7 @@ class Whole:
         hosted = self.mode.recompute in HOSTED
         return own.kept_bytes * ~np.array(self.layers) if hosted else own.kept_bytes
 
-    @property
+    @cached_property
     def _kept(self) -> ByStage:
         return self.profiles.map(lambda own: replace(own, kept_bytes=self._left(own)))
 

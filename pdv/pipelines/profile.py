@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,25 @@ class Profile:
         """The same of other pieces."""
         return Profile(*(change(getattr(self, entry.name)) for entry in fields(self)))
 
+    @cached_property
+    def runs(self) -> Profile:
+        """[start, stop] the same of runs of pieces."""
+        return self.map(run_sums)
+
+    @cached_property
+    def entering_runs(self) -> Numbers:
+        """[start, stop] bytes of the inputs of a run's pieces."""
+        return run_sums(self.entering_bytes)
+
+    @cached_property
+    def largest_kept(self) -> Numbers:
+        """[start, stop] bytes that the piece of a run keeps that keeps most."""
+        kept = self.kept_bytes
+        found = np.zeros((len(kept) + 1, len(kept) + 1))
+        for start in range(len(kept)):
+            found[start, start + 1 :] = np.maximum.accumulate(kept[start:])
+        return found
+
     @property
     def entering_bytes(self) -> Numbers:
         """[pieces] of a piece's inputs, all that recomputation keeps of it."""
@@ -77,6 +97,12 @@ class ByStage:
     def first(self, count: int) -> ByStage:
         """Of the first stages."""
         return ByStage(self.kinds, self.kind_of[:count])
+
+
+def run_sums(each: Numbers) -> Numbers:
+    """[start, stop] sums over runs."""
+    sums = np.append(0.0, np.cumsum(each))
+    return np.asarray(sums[None, :] - sums[:, None])
 
 
 def piece_of_pcg(derived: Derived, of: Mapping[Node, int], count: int) -> dict[Node, int]:

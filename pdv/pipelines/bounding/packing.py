@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pdv.pipelines.cuts import least_over_cuts, run_sums
-from pdv.pipelines.profile import Numbers
+from pdv.pipelines.cuts import least_over_cuts
+from pdv.pipelines.profile import Numbers, run_sums
 from pdv.problem.workload import AHEAD, SEARCHED
 from pdv.schedule.lines import Line
 from pdv.schedule.order import Pipeline, orders

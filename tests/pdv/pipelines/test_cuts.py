@@ -10,8 +10,22 @@ import numpy as np
 import pytest
 
 from pdv.cluster import Link
-from pdv.pipelines.cuts import cut_pieces, held_bytes, level, run_sums, sooner_cuts, stage_costs
-from pdv.pipelines.profile import Numbers, Profile
+from pdv.pipelines.cuts import cut_pieces, held_bytes, leaning_cuts, level, run_costs, sooner_cuts, within
+from pdv.pipelines.profile import Numbers, Profile, run_sums
+
+
+def stage_costs(
+    own: Profile,
+    *,
+    micro_batches: int,
+    in_flight: float,
+    limit: float,
+    recompute: bool,
+    before: Link | None = None,
+    behind: Link | None = None,
+) -> Numbers:
+    seconds = run_costs(own, micro_batches=micro_batches, recompute=recompute, before=before, behind=behind)
+    return within(seconds, own, in_flight=in_flight, limit=limit, recompute=recompute)
 
 
 def chain(count: int, seed: int) -> Profile:
@@ -157,5 +171,4 @@ def test_ranks_are_never_less_alike_when_level(seed: int) -> None:
 
 def test_of_equally_even_cuts_the_later_or_the_earlier_stages_have_more() -> None:
     costs = [np.where(np.tri(11) > 0, np.inf, run_sums(np.ones(10)))] * 4
-    assert cut_pieces(costs, 1.0) == (2, 2, 3, 3)
-    assert cut_pieces(costs, -1.0) == (3, 3, 2, 2)
+    assert [*leaning_cuts(costs, (1.0, -1.0))] == [(2, 2, 3, 3), (3, 3, 2, 2)]
