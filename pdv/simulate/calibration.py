@@ -49,7 +49,7 @@ class Calibration:
         straggler_std: relative deviation of one device's time of a step.
         std_gain, std_most: a step's relative deviation over what those of its kernels add up to, and the most that it
             comes to: errors of different kinds of work do not all share a sign (`pdv.simulate.uncertainty`).
-        std_cpu: relative deviation of a step on CPUs, beside that of its kernels alone.
+        std_gain_cpu, std_cpu: the same gain of a step on CPUs, and its relative deviation beside that of its kernels.
         collective_efficiency: share of a described link's bandwidth that collectives reach.
     """
 
@@ -77,7 +77,8 @@ class Calibration:
     straggler_std: float = 0.005
     std_gain: float = 1.15
     std_most: float = 0.12
-    std_cpu: float = 0.1
+    std_gain_cpu: float = 0.7
+    std_cpu: float = 0.06
     collective_efficiency: float = 0.86
 
 
@@ -89,7 +90,8 @@ OF_FRAMEWORKS = Calibration()
 # run again, what hooks take. Autograd adds gradients up without Python: GPT-2 in four micro-batches
 # (benchmarks/results/gpu_steps_h100.json, 2026-11-28).
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
-# (benchmarks/ranking.py): their steps are off by 8 % on average, whatever their kernels' prices say.
+# (benchmarks/ranking.py), and 35 on shaped networks (benchmarks/cluster.py): errors of kernels average out more there than
+# their correlation says.
 CALIBRATION = replace(
     OF_FRAMEWORKS, host_forward_s=3.8e-5, host_backward_s=1.5e-5, host_read_s=2e-6, host_gradient_s=6e-5,
     host_kept_s=3.5e-5, host_update_s=9.5e-6, host_add_s=9e-6, unaligned=1.0, half_aligned=1.0,

@@ -83,10 +83,10 @@ def of_step(lowered: Lowered, std_s: float, step_s: float) -> float:
     """
     calibration = lowered.calibration
     prices = [price for stage in lowered.stages for price in stage.kind.prices]
-    if not any(isinstance(price.compute, ComputeModel) for price in prices):
-        std_s *= calibration.std_gain
-        std_s /= math.hypot(1.0, std_s / (calibration.std_most * step_s))
     on_cpu = any(device.kind == "cpu" for stage in lowered.stages for device in stage.kind.links.devices)
+    if not any(isinstance(price.compute, ComputeModel) for price in prices):
+        std_s *= calibration.std_gain_cpu if on_cpu else calibration.std_gain
+        std_s /= math.hypot(1.0, std_s / (calibration.std_most * step_s))
     return math.hypot(std_s, calibration.std_cpu * step_s) if on_cpu else std_s
 
 
