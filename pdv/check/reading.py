@@ -269,8 +269,8 @@ def _own_tolerance(source: Source) -> float:
 
 
 _OF_STATE = (
-    "Pass in and return what changes between calls; scale gradients in the loss or the training loop, not by an "
-    "autograd.Function with a backward of its own"
+    "Pass in and return what changes between calls; bound gradients in the loss or the training loop, not by an "
+    "autograd.Function whose backward is no linear function of them"
 )
 
 

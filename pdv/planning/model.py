@@ -226,7 +226,7 @@ def _of_own_backward(functions: Sequence[str], *, check: bool) -> str:
     raise ModelError(
         f"{names} (torch.autograd.Function) have a backward of their own, which programs have not, and --no-check "
         "leaves out the run that would show whether it is the gradient of their forward",
-        "Functions whose backward is what autograd makes of their forward",
+        "Functions whose backward is what autograd makes of their forward, or linear in the gradients that it is given",
         "Leave out --no-check, or write it with detach: x + (y - x).detach() has the value of y and the gradient of x",
     )
 

@@ -27,6 +27,7 @@ from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.onnx.origins.doubts import OURS
 from pdv.frontend.torch.decomposed import stopped_gradients
 from pdv.frontend.torch.module import export_module
+from pdv.frontend.torch.program import OWN_BACKWARD
 
 if TYPE_CHECKING:
     from pdv.frontend.torch.dynamic_shapes import DynamicShapes
@@ -55,6 +56,12 @@ def export_onnx(
         ModelError: if `torch.export` cannot trace the module, or torch cannot write what it traced.
     """
     exported = export_module(module, example_inputs, dynamic_shapes=dynamic_shapes)
+    if module.training and (functions := exported.graph_module.meta[OWN_BACKWARD]):
+        raise ModelError(
+            f"{', '.join(functions)} have a backward of their own, for which ONNX has no word",
+            "Functions whose backward is linear in the gradients that it is given, of modules that run on their inputs",
+            "Write it with detach: x + (y - x).detach() has the value of y and the gradient of x",
+        )
     _reshape_anew(exported.graph)
     try:
         with _quiet(), stopped_gradients(exported):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import operator
@@ -38,6 +39,7 @@ from pdv.frontend.torch.tracing.conversions import unconverted
 from pdv.frontend.torch.tracing.guards import Guards
 from pdv.frontend.torch.tracing.known_values import KnownValues
 from pdv.frontend.torch.tracing.leftovers import tracing
+from pdv.frontend.torch.tracing.own_backward import functions_called, same_gradients
 from pdv.frontend.torch.tracing.packed import Unpacked
 from pdv.frontend.torch.tracing.solvers import solving
 
@@ -158,10 +160,42 @@ def export_module(
         if retried is None:
             raise export_error(module, error) from error
         program = retried
-    again = partial(_export, args=args, kwargs=kwargs, shapes=dynamic_shapes, strict=False)
+    again: Callable[..., ExportedProgram] = partial(
+        _export, args=args, kwargs=kwargs, shapes=dynamic_shapes, strict=False
+    )
+    if program.graph_module.meta[OWN_BACKWARD]:
+        again, program = _with_own_backward(module, program, again, args, kwargs)
     program.graph_module.meta[DRAWING] = drawing_of(program, partial(prepared_copy, module), again, args, kwargs)
     _check_read(program)
     return program
+
+
+def _with_own_backward(
+    module: torch.nn.Module,
+    program: ExportedProgram,
+    again: Callable[..., ExportedProgram],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Callable[..., ExportedProgram], ExportedProgram]:
+    """The program in which functions have the gradients that they define, and how it is exported.
+
+    As they are if their forward has these anyway, or if what is found has still others.
+    """
+
+    def is_alike(found: ExportedProgram) -> bool:
+        alike = same_gradients(module, copy.deepcopy(found.module()), args, kwargs)
+        if alike:
+            found.graph_module.meta[OWN_BACKWARD] = ()
+        return bool(alike)
+
+    if is_alike(program):
+        return again, program
+    otherwise = partial(again, own_backward=True)
+    try:
+        found = otherwise(prepared_copy(module))
+    except Exception:  # noqa: BLE001  # whatever their backward raises: what was read without it is told about
+        return again, program
+    return (otherwise, found) if is_alike(found) else (again, program)
 
 
 def _export(
@@ -171,6 +205,7 @@ def _export(
     shapes: DynamicShapes | None,
     *,
     strict: bool,
+    own_backward: bool = False,
 ) -> ExportedProgram:
     """What torch prints to the screen of a program that it gives up is left out: the error says why it does."""
     said = io.StringIO()
@@ -180,7 +215,7 @@ def _export(
         known = nullcontext() if strict else _values_known(values, guards)
         with (
             tracing(module), redirect_stderr(said), unlogged(), _unvalidated(), Chance() as chance,
-            Unpacked() as unpacked, _functions_called() as called, known,
+            Unpacked() as unpacked, functions_called(own=own_backward) as called, known,
         ):  # fmt: skip
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     check_asked(values.asked & {*values.written, *program.graph_signature.buffers_to_mutate.values()})
@@ -261,24 +296,6 @@ class _Finite(TorchFunctionMode):
 def _values_known(values: KnownValues, guards: Guards) -> Iterator[None]:
     with unconverted(), solving(), guards, guards.of_sizes(), values.in_forward(), _Data(), _Finite(), Alignments():
         yield
-
-
-@contextmanager
-def _functions_called() -> Iterator[dict[str, None]]:
-    """While this lasts, ``autograd.Function``s that are not torch's are noted: traced is their forward."""
-    called: dict[str, None] = {}
-    plain = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:  # Any: what its forward takes and gives
-        if cls.__module__.partition(".")[0] != "torch":
-            called[cls.__qualname__] = None
-        return plain.__get__(None, cls)(*args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield called
-    finally:
-        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -39,18 +39,18 @@ def drawn(m: Any, x: Tensor) -> Tensor:
     return m.linear(x) * random.random()  # type: ignore[no-any-return]
 
 
-class _Straight(torch.autograd.Function):
+class _Signs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004  # torch passes it
         return 2 * x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004  # torch passes it
-        return grads[0]
+        return grads[0].sign()  # not linear in what it is given
 
 
-def straight(m: Any, x: Tensor) -> Tensor:
-    return _Straight.apply(m.linear(x))  # type: ignore[no-any-return, no-untyped-call]
+def signs(m: Any, x: Tensor) -> Tensor:
+    return _Signs.apply(m.linear(x))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def normed(m: Any, x: Tensor) -> Any:
@@ -79,7 +79,7 @@ def test_what_is_right_is_said_and_nothing_is_changed() -> None:
     [
         (counted, "output 0 of a second call differs by 5"),
         (drawn, "output 0"),
-        (straight, "the gradient of linear"),
+        (signs, "the gradient of linear"),
     ],
 )
 def test_what_the_reading_lost_is_refused(what: Callable[[Any, Tensor], Any], differs: str) -> None:
@@ -162,7 +162,7 @@ def test_large_modules_are_run_over_few_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
     with pytest.raises(ModelError, match="the gradient of linear"):
-        said(Doing(straight), x)
+        said(Doing(signs), x)
     monkeypatch.setattr(reading, "MOST_PRODUCTS", 1)
     assert "not run against the module: it takes" in said(module, x)
 
@@ -222,8 +222,8 @@ def test_what_a_module_computes_in_float32_is_held_to_float32() -> None:
 
 def test_a_backward_of_ones_own_is_compared_or_refused() -> None:
     x = torch.randn(4, 3)
-    with pytest.raises(ModelError, match=r"_Straight .* have a backward of their own"):
-        pdv.optimize(Doing(straight), x, cluster=cluster(2), check=False)
+    with pytest.raises(ModelError, match=r"_Signs .* have a backward of their own"):
+        pdv.optimize(Doing(signs), x, cluster=cluster(2), check=False)
 
 
 def test_a_buffer_with_two_names_is_one_in_float64() -> None:
