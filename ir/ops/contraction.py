@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ir.dims import Loops, Shape
 from ir.emission.code import Code, call, keyword_argument
 from ir.emission.writing import Writing, block_index
 from ir.errors import ShapeError
+from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.memory.layout import NOTHING, Layout, Memory, row_major
 from ir.memory.local import Local
@@ -66,6 +67,19 @@ matmul = Operator(
 )
 
 
+def _shares(x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    """The softmax of each row, and zero where all of a row is -inf: what sees nothing is zero, as in torch."""
+    highest = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - np.where(np.isneginf(highest), 0.0, highest))
+    total = e.sum(axis=-1, keepdims=True)
+    y = e / np.where(total == 0, 1.0, total)
+    return y, lambda g: y * (g - (g * y).sum(axis=-1, keepdims=True))
+
+
+_SHARES = replace(SOFTMAX, real=_shares)
+"""By its name the softmax, which laws take it for."""
+
+
 def _attention(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     """softmax(scale · q kᵀ + mask) v, causal from this rank's first query row on."""
     q, k, v, *mask = operands
@@ -77,7 +91,7 @@ def _attention(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arr
         scores = t.where(keep, scores, t.constant(float("-inf"), (1,) * rank))
     if not mask or mask[0].dtype != bool:
         scores = t.add(scores, mask[0]) if mask else scores
-        return t.einsum("...st,...te->...se", t.row(SOFTMAX, scores), v)
+        return t.einsum("...st,...te->...se", t.row(_SHARES, scores), v)
     seeing = mask[0].any(axis=-1, keepdims=True)  # a row that sees nothing is zero, as in torch
     scores = t.where(mask[0] | ~seeing, scores, t.constant(float("-inf"), (1,) * rank))
     weights = t.row(SOFTMAX, scores)

@@ -284,8 +284,13 @@ def attention_with_dropout(
         mask = k.const(np.tri(*scores.type.shape[-2:], dtype=np.bool_))
     if mask is not None and mask.type.dtype is DType.BOOL:
         shares = masked_softmax(k, scores, mask)
+    elif mask is None:
+        shares = layers.softmax(k, scores, -1)
     else:
-        shares = layers.softmax(k, scores if mask is None else k.add(scores, k.cast(mask, dtype)), -1)
+        hidden, scores = k.value(mask), k.add(scores, k.cast(mask, dtype))
+        sees = hidden is not None and not np.isneginf(hidden).all(-1).any()
+        seen = compare_number(k, ">", mask, float("-inf"))
+        shares = layers.softmax(k, scores, -1) if sees else masked_softmax(k, scores, seen)
     return layers.matmul(k, dropout(k, shares, p), v)
 
 

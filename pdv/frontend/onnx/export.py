@@ -172,12 +172,13 @@ def _attention(
         attn_mask = op.Cast(op.Trilu(op.Expand(op.Constant(value_float=1.0), rows), upper=0), to=_BOOL)
     if attn_mask is None:
         shares = op.Softmax(scores, axis=-1)
-    elif is_causal or attn_mask.dtype == _BOOL:
+    else:
+        if not is_causal and attn_mask.dtype != _BOOL:
+            scores = op.Add(scores, op.CastLike(attn_mask, query))
+            attn_mask = op.Greater(attn_mask, _like(-math.inf, attn_mask))
         lowest = float(np.finfo(np.float32).min / 2)
         shares = op.Softmax(op.Where(attn_mask, scores, _like(lowest, query)), axis=-1)
         shares = op.Where(attn_mask, shares, _like(0.0, query))
-    else:
-        shares = op.Softmax(op.Add(scores, op.CastLike(attn_mask, query)), axis=-1)
     dropped = op.Dropout(shares, op.Constant(value_float=dropout_p), op.Cast(op.Constant(value_int=1), to=_BOOL))[0]
     return op.MatMul(dropped, value)
 
