@@ -32,6 +32,10 @@ _Span = tuple[int, int, int, int]  # line, column, and where it ends: line, colu
 _SAID, _LOOKED_AT = 3, 2
 _LEAVES = (ast.Return, ast.Break, ast.Continue)
 _FORMS = frozenset("nonzero argwhere squeeze flatten view reshape".split())  # noqa: SIM905
+_SAME_ELEMENTS = frozenset(
+    "squeeze unsqueeze flatten view reshape permute transpose contiguous clone detach long int bool float to".split()  # noqa: SIM905
+)
+_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 
 
 class Guards(TorchFunctionMode):
@@ -45,6 +49,10 @@ class Guards(TorchFunctionMode):
         """Where work on no rows is spared."""
         self._numbers: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
         """Of the numbers of those rows in which something holds, how many rows there are."""
+        self._hot: MutableMapping[torch.Tensor, None] = WeakIdKeyDictionary()
+        """Tensors of zeros and ones, of which sums count the ones."""
+        self._number: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
+        """Of the number that a loop over all rows is at, in any form, which it is: names are made of it."""
 
     def notes(self) -> tuple[str, ...]:
         """What the program leaves out, in words."""
@@ -98,17 +106,34 @@ class Guards(TorchFunctionMode):
             return answer if name == "__bool__" else _Number(answer)
         if name in ("__iter__", "unbind") and (where := self._hit(args[0], sys._getframe(1))):  # noqa: SLF001
             self.skipped[where] = None
-            with _disable_current_modes():  # constants, as any that a module makes of numbers
-                numbers = torch.arange(self._numbers[args[0]])
-                return iter(numbers.reshape(-1, *[1] * (args[0].dim() - 1)).unbind())
+            return iter(self._all(self._numbers[args[0]], args[0].dim()))
+        if name == "__format__" and isinstance(args[0], torch.Tensor) and args[0] in self._number:
+            return format(self._number[args[0]], *args[1:])
         result = function(*args, **(kwargs or {}))
-        if name in _FORMS and isinstance(result, torch.Tensor):
-            self._note_numbers(result, args[0])
+        given = [x for x in args if isinstance(x, torch.Tensor)]
+        if name in _FORMS and isinstance(result, torch.Tensor) and given:
+            self._note_numbers(result, given[0])
+        if (name == "__getitem__" or name in _FORMS) and given and given[0] in self._number:
+            self._number[result] = self._number[given[0]]
+        kept = name in _SAME_ELEMENTS or (name in _PRODUCTS and len(given) == len(args))
+        if isinstance(result, torch.Tensor) and (name == "one_hot" or (kept and all(map(self._is_hot, given)))):
+            self._hot[result] = None
         return result
+
+    def _all(self, count: int, rank: int) -> Sequence[torch.Tensor]:
+        """The numbers of so many rows, [] or [1] each."""
+        with _disable_current_modes():  # constants, as any that a module makes of numbers
+            found = torch.arange(count).reshape(-1, *[1] * (rank - 1)).unbind()
+        self._number.update(zip(found, range(count), strict=True))
+        return found
+
+    def _is_hot(self, x: Any) -> bool:  # Any: whatever has the name of a mask
+        return isinstance(x, torch.Tensor) and (x.dtype == torch.bool or x in self._hot)
 
     def _hit(self, numbers: Any, frame: FrameType | None) -> str:  # Any: a tensor
         """Where a loop stands that goes over the numbers of rows in which something holds, and may go over all."""
-        return _looping(frame) if isinstance(numbers, torch.Tensor) and numbers in self._numbers else ""
+        is_known = isinstance(numbers, torch.Tensor) and numbers in self._numbers
+        return _looping(frame, self._is_hot) if is_known else ""
 
     def _note_numbers(self, x: torch.Tensor, of: torch.Tensor) -> None:
         """That a tensor has the numbers of rows, [n] or [n, 1], if it is where another holds, or a form of such."""
@@ -164,15 +189,16 @@ def _asking(frame: FrameType | None) -> tuple[bool, str, bool] | None:
     return None
 
 
-def _looping(frame: FrameType | None) -> str:
-    """Where a loop stands that may go over all rows, if one asks; else empty."""
+def _looping(frame: FrameType | None, is_hot: Callable[[Any], bool]) -> str:  # Any: as above
+    """Where a loop stands that may go over all rows, if one asks; else empty. is_hot: whether it is zeros and ones."""
     while frame is not None and frame.f_code.co_name in ("__torch_function__", "__iter__"):
         frame = frame.f_back
     if frame is None:
         return ""
     name = frame.f_code.co_filename
     over = _loops(name, tuple(linecache.getlines(name, frame.f_globals)))
-    found = (one for span in _spans(frame) for one in over if _holds(one, span))
+    known = {one: not mask or is_hot(frame.f_locals.get(mask)) for one, mask in over}
+    found = (one for span in _spans(frame) for one, is_known in known.items() if is_known and _holds(one, span))
     return next((f"{PurePath(name).name}:{one.lineno}" for one in found), "")
 
 
@@ -218,8 +244,8 @@ def _checks(name: str, lines: Sequence[str]) -> tuple[Mapping[ast.expr, bool], M
 
 
 @lru_cache(maxsize=256)
-def _loops(name: str, lines: Sequence[str]) -> Sequence[ast.expr]:
-    """Of a file what loops go over that may go over all rows."""
+def _loops(name: str, lines: Sequence[str]) -> Sequence[tuple[ast.expr, str]]:
+    """Of a file what loops go over that may go over all rows, if what has the name is of zeros and ones."""
     del name
     try:
         return tuple(hits(ast.parse("".join(lines))))

@@ -16,10 +16,11 @@ _NUMBERS = frozenset("item squeeze flatten view reshape".split())  # noqa: SIM90
 """Methods that give a tensor of one number in another form."""
 
 
-def hits(tree: ast.AST) -> Iterator[ast.expr]:
+def hits(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Of loops over the numbers of those rows of a mask in which it holds anywhere, what they go over.
 
-    Such a loop may as well go over the numbers of all rows: with the others it does nothing.
+    Such a loop may as well go over the numbers of all rows: with the others it does nothing, if the mask is of zeros
+    and ones. Where the text does not say that, with the mask's name.
     """
     for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         for loop in [node for node in ast.walk(function) if isinstance(node, ast.For)]:
@@ -30,10 +31,11 @@ def hits(tree: ast.AST) -> Iterator[ast.expr]:
                 (value,) = given if len(given := _values_of(function, value.id)) == 1 else (loop.iter,)
             mask, dims = _hit(value)
             given = _values_of(function, mask)
-            if given and all(x.lineno < value.lineno and _is_hot(x, mask) for x in given) and _is_hot(given[0], ""):
+            if given and all(x.lineno < value.lineno for x in given):
+                is_said = all(_is_hot(x, mask) for x in given) and _is_hot(given[0], "")
                 first = partial(_chosen_by_number, loop=loop, mask=mask, dims=dims)
                 if Part(function, loop, loop.body, first).does_nothing(of_loop=True):
-                    yield loop.iter
+                    yield loop.iter, "" if is_said else mask
 
 
 def _values_of(function: ast.FunctionDef, name: str) -> list[ast.expr]:
