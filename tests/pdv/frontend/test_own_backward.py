@@ -191,3 +191,11 @@ def test_reading_leaves_state_as_it_is() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert all(p.grad is None for p in module.parameters())
+
+
+def test_gradients_beside_dropout_are_compared_under_one_mask() -> None:
+    module, x = (
+        nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), Doing(lambda x, _: Straight.apply(x))),
+        torch.randn(5, 3),
+    )
+    assert load_program(module, x).own_backward == ()

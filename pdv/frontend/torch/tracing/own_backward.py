@@ -128,9 +128,8 @@ def same_gradients(
     if not parameters or size > MOST_ELEMENTS or any(x.is_meta for x in (*parameters, *module.buffers())):
         return None
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            wanted = _gradients(copy.deepcopy(module), args, kwargs)
-            found = _gradients(traced, args, kwargs)
+        wanted = _gradients(copy.deepcopy(module), args, kwargs)
+        found = _gradients(traced, args, kwargs)
     except Exception:  # noqa: BLE001  # whatever a module's own code raises, which its reading reports
         return None
     if wanted.keys() != found.keys():
@@ -145,9 +144,10 @@ def same_gradients(
 
 def _gradients(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:  # Any: as above
     """Of a random function of all that it gives, by name of the parameter; zeros where there is none."""
-    torch.manual_seed(0)
     given, named = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, dict(kwargs)))
-    outputs = [y for y in tree_leaves(module(*given, **named)) if isinstance(y, Tensor) and y.requires_grad]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():  # so that both drop out the same
+        results = tree_leaves(module(*given, **named))
+    outputs = [y for y in results if isinstance(y, Tensor) and y.requires_grad]
     drawn = torch.Generator().manual_seed(0)
     weights = [torch.randn(y.shape, generator=drawn).to(y) for y in outputs]
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
