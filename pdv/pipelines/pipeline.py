@@ -275,7 +275,7 @@ class Whole:
             optimizer_s, here = self.profiles[stage].optimizer_s, self._pipeline.layout.chunks_on(stage)
             stepped = sum(float(optimizer_s[ends[chunk] : ends[chunk + 1]].sum()) for chunk in here)
             done.append(max(end, behind) + stepped)
-        return float(max(done)) + (CALIBRATION.host_step_s if self.cluster.has_gpus else 0.0)
+        return float(max(done)) + CALIBRATION.outside_s((entry.device for entry in self.cluster.classes), train=True)
 
     @property
     def _goes_on(self) -> bool:

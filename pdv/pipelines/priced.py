@@ -235,8 +235,10 @@ def hosted_bytes(space: Space, found: Found) -> float | None:
 def refuse(space: Space, nearest: Found | None) -> NoPlanFitsError:
     """What is said where nothing that is as pinned fits, of the smallest plan found."""
     pinned, mend = space.pinned.says_how, LESS_EACH
+    named = [] if space.pins is None else [f"{axis} ({where})" for axis, where in space.pins.axes.items()]
     if pinned:
-        mend = f"Leave out --stages, --micro-batches, --schedule or --recompute. {mend}"
+        others = f", or the pins of {', '.join(named)}" if named else ""
+        mend = f"Leave out --stages, --micro-batches, --schedule or --recompute{others}. {mend}"
     if nearest is None:
         return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
     limit = space.problem.memory_limit

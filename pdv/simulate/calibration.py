@@ -8,8 +8,10 @@ measured on a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from pdv.cluster import Device
 from pdv.problem.workload import Execution
 
 
@@ -31,6 +33,7 @@ class Calibration:
             waiting for what was received).
         pass_cpu_s: the same of a pipeline on a CPU, which computes nothing else meanwhile, of a whole core.
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
+        step_cpu_s: the same of a training step on a CPU (the loss's and the optimizer's Python), of a whole core.
         products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
             sustained load).
         scaled_products: products in 8 or 4 bits within a step over the same alone, beside `products_gpu`.
@@ -49,7 +52,7 @@ class Calibration:
         straggler_std: relative deviation of one device's time of a step.
         std_gain, std_most: a step's relative deviation over what those of its kernels add up to, and the most that it
             comes to: errors of different kinds of work do not all share a sign (`pdv.simulate.uncertainty`).
-        std_gain_cpu, std_cpu: the same gain of a step on CPUs, and its relative deviation beside that of its kernels.
+        std_gain_cpu: the same gain of a step on CPUs, which does not level off.
         collective_efficiency: share of a described link's bandwidth that collectives reach.
     """
 
@@ -63,6 +66,7 @@ class Calibration:
     host_pass_s: float = 1e-4
     pass_cpu_s: float = 1e-3
     host_step_s: float = 9.4e-4
+    step_cpu_s: float = 1.2e-3
     products_gpu: float = 1.10
     scaled_products: float = 1.0
     attention_gpu: float = 0.89
@@ -78,8 +82,14 @@ class Calibration:
     std_gain: float = 1.15
     std_most: float = 0.12
     std_gain_cpu: float = 0.7
-    std_cpu: float = 0.06
     collective_efficiency: float = 0.86
+
+    def outside_s(self, devices: Iterable[Device], *, train: bool) -> float:
+        """Seconds of a step outside the graph, which no device computes in."""
+        kinds = [*devices]
+        if any(device.kind == "gpu" for device in kinds):
+            return self.host_step_s
+        return self.step_cpu_s / min(device.share for device in kinds) if train else 0.0
 
 
 OF_FRAMEWORKS = Calibration()
@@ -89,9 +99,8 @@ OF_FRAMEWORKS = Calibration()
 # parameters; layers of BERT in `mixed` precision, what rounding their parameters takes; those of GPT-2 and BERT that
 # run again, what hooks take. Autograd adds gradients up without Python: GPT-2 in four micro-batches
 # (benchmarks/results/gpu_steps_h100.json, 2026-11-28).
-# Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
-# (benchmarks/ranking.py), and 35 on shaped networks (benchmarks/cluster.py): errors of kernels average out more there than
-# their correlation says.
+# Too few of their steps were measured on GPUs to say that deviations level off. On CPUs 75 were
+# (benchmarks/ranking.py), and 35 on shaped networks (benchmarks/cluster.py): errors of kernels average out more there than correlations say.
 CALIBRATION = replace(
     OF_FRAMEWORKS, host_forward_s=3.8e-5, host_backward_s=1.5e-5, host_read_s=2e-6, host_gradient_s=6e-5,
     host_kept_s=3.5e-5, host_update_s=9.5e-6, host_add_s=9e-6, unaligned=1.0, half_aligned=1.0,

@@ -68,8 +68,7 @@ def run(lowered: Lowered) -> RunResult:
     """A step in which no device is slower than another of its class."""
     workload, stage = lowered.workload, lowered.stages[0]
     devices = [device for stage in lowered.stages for device in stage.kind.links.devices]
-    on_gpu = any(device.kind == "gpu" for device in devices)
-    outside = picoseconds(lowered.calibration.host_step_s) if on_gpu else 0  # a CPU's is in its kernels' times
+    outside = picoseconds(lowered.calibration.outside_s(devices, train=workload.problem.train))
     if workload.stages.chunks > 1:
         return _pipeline(lowered, outside)
     passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)

@@ -79,15 +79,16 @@ def of_step(lowered: Lowered, std_s: float, step_s: float) -> float:
 
     It grows with theirs and levels off at what whole steps were found to be off by: the calibration's constants hold
     what kinds of work have in common. Prices by the roofline alone say nothing of the device, and stay as wide as they
-    are. Where a CPU computes, what else the machine does is added.
+    are.
     """
     calibration = lowered.calibration
     prices = [price for stage in lowered.stages for price in stage.kind.prices]
-    on_cpu = any(device.kind == "cpu" for stage in lowered.stages for device in stage.kind.links.devices)
-    if not any(isinstance(price.compute, ComputeModel) for price in prices):
-        std_s *= calibration.std_gain_cpu if on_cpu else calibration.std_gain
-        std_s /= math.hypot(1.0, std_s / (calibration.std_most * step_s))
-    return math.hypot(std_s, calibration.std_cpu * step_s) if on_cpu else std_s
+    if any(isinstance(price.compute, ComputeModel) for price in prices):
+        return std_s
+    if any(device.kind == "cpu" for stage in lowered.stages for device in stage.kind.links.devices):
+        return calibration.std_gain_cpu * std_s
+    std_s *= calibration.std_gain
+    return std_s / math.hypot(1.0, std_s / (calibration.std_most * step_s))
 
 
 def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:

@@ -298,7 +298,8 @@ class Bounds:
         if stages > 1:  # else a host issues the next pass ahead
             issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + backward_s * more)
         seconds = max(busy_s + first * begun_s, issued_s) * self._slower(stages)
-        return seconds + (CALIBRATION.host_step_s if on_gpu else 0.0)
+        devices = (entry.device for entry in self.space.cluster.classes)
+        return seconds + CALIBRATION.outside_s(devices, train=self.space.problem.train)
 
     def _slower(self, stages: int) -> float:
         """Times what devices take that a step's stragglers make of it."""

@@ -254,6 +254,12 @@ def test_pins_that_no_stage_has_are_named(pins: dict[str, Any], told: str) -> No
         pinned_inside(pins, micro_batches=4)
 
 
+def test_pins_are_named_where_no_plan_keeps_them_and_the_schedule() -> None:
+    """Versions of what is gathered for its use alone are no versions of what rests."""
+    with pytest.raises(NoPlanFitsError, match=r"or the pins of dp \(pins, techniques\.dp\)"):
+        pinned_inside({"mesh": {"dp": 2}, "techniques": {"dp": "zero-2"}}, schedule="2bw", rules="none")
+
+
 def test_ranks_with_equal_layers_have_equal_stages() -> None:
     """96 layers on 8 ranks: 12 each, in 2, 4, 6 or 12 stages; 126 do not divide into 64."""
     assert Pinned().virtual("interleaved", 96, 8) == (2, 4, 6, 12)

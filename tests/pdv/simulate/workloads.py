@@ -24,8 +24,8 @@ from tests.pdv.worlds import DEVICE, FAST
 CPU = replace(DEVICE, kind="cpu")
 # Programs as their prices have them: nothing beside kernels and links.
 PLAIN = Calibration(
-    std_gain_cpu=1.0, std_cpu=0.0,
-    host_forward_s=0.0, host_backward_s=0.0, host_add_s=0.0, host_pass_s=0.0, host_step_s=0.0,
+    std_gain_cpu=1.0,
+    host_forward_s=0.0, host_backward_s=0.0, host_add_s=0.0, host_pass_s=0.0, host_step_s=0.0, step_cpu_s=0.0,
     overlap_slowdown=1.0, straggler_std=0.0,
     collective_efficiency=1.0, products_gpu=1.0, attention_gpu=1.0, traffic_gpu=1.0, kernels_cpu=1.0, unaligned=1.0,
     half_aligned=1.0,
