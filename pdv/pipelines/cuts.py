@@ -77,13 +77,14 @@ def leaning_cuts(costs: Sequence[Numbers], leanings: Sequence[float]) -> Iterato
     slowest = least_over_cuts(costs, np.maximum)
     if not np.isfinite(slowest):
         return
-    known = {id(one): np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs}  # many are alike
+    squares: list[Numbers] = []
+    for before, one in zip((None, *costs), costs, strict=False):  # most are as the one before
+        again = np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 if one is not before else squares[-1]
+        squares.append(again)
     for leaning in leanings:
         weights = np.linspace(1.0, 1.0 - leaning * LEANING, len(costs))
-        squares = [
-            known[id(one)] * weight if leaning else known[id(one)] for one, weight in zip(costs, weights, strict=True)
-        ]
-        yield _sizes(_best(squares, np.add)[1])
+        leant = [one * weight for one, weight in zip(squares, weights, strict=True)] if leaning else squares
+        yield _sizes(_best(leant, np.add)[1])
 
 
 def sooner_cuts(costs: Sequence[Numbers], passes: Sequence[Numbers], slowest: float) -> Iterator[tuple[int, ...]]:

@@ -100,7 +100,8 @@ OF_FRAMEWORKS = Calibration()
 # run again, what hooks take. Autograd adds gradients up without Python: GPT-2 in four micro-batches
 # (benchmarks/results/gpu_steps_h100.json, 2026-11-28).
 # Too few of their steps were measured on GPUs to say that deviations level off. On CPUs 75 were
-# (benchmarks/ranking.py), and 35 on shaped networks (benchmarks/cluster.py): errors of kernels average out more there than correlations say.
+# (benchmarks/ranking.py), and 35 on shaped networks (benchmarks/cluster.py): errors of kernels average out more there
+# than correlations say.
 CALIBRATION = replace(
     OF_FRAMEWORKS, host_forward_s=3.8e-5, host_backward_s=1.5e-5, host_read_s=2e-6, host_gradient_s=6e-5,
     host_kept_s=3.5e-5, host_update_s=9.5e-6, host_add_s=9e-6, unaligned=1.0, half_aligned=1.0,
