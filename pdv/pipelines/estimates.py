@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.variants.variants import SourceBlocks
 
 SLACK = 1.03  # times the limit, of which an estimate may still fit
+NEARLY = 1.5  # times the limit, that an estimate may need of which a plan may still fit, where nothing else does
 FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
 FASTER = (
     0.94  # times what is fastest for a micro-batch by itself, that less memory may take: it may sum less at the end
@@ -339,6 +340,13 @@ class Estimates:
         outside = first.total_bytes - first.reserved_bytes
         taken = (first.least_bytes - outside) / first.peak_bytes if first.peak_bytes else 1.0
         return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
+
+
+def in_turn(every: Sequence[Estimate], limit: float, smallest: int) -> list[Estimate]:
+    """Those that may nearly fit, the fastest that may fit first; then a few of the rest, the ``smallest``."""
+    near = [one for one in every if one.needed_bytes <= NEARLY * limit]
+    rest = sorted((one for one in every if one.needed_bytes > NEARLY * limit), key=lambda one: one.needed_bytes)
+    return [*sorted(near, key=lambda one: (not one.promising, one.step_s)), *rest[:smallest]]
 
 
 def share(short: Short, inside: Inside, flight: float) -> float:

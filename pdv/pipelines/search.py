@@ -19,7 +19,7 @@ from pdv.cluster import Cluster
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import AGAIN, Estimate, Estimates, Mixing
+from pdv.pipelines.estimates import AGAIN, NEARLY, Estimate, Estimates, Mixing, in_turn
 from pdv.pipelines.inside import Insides
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode
@@ -35,7 +35,6 @@ from pdv.watch import UNWATCHED, Standing, Watch
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
 ABOUT = 1.1  # times the estimate of what was found, of which the whole batch at once may take less on another mesh
-NEARLY = 1.5  # times the limit, that an estimate may need of which a plan may still fit, where nothing else does
 STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
@@ -190,7 +189,7 @@ class Search:
         done: dict[tuple[Candidate, Recompute, Order], float] = {}
         made: set[tuple[Candidate, Mode]] = set()
         refuted: list[Refuted] = []
-        for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
+        for one in in_turn(self._all, self.limit, 1 if self.late else MADE):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
             kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)

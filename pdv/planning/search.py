@@ -125,6 +125,7 @@ def search_problems(
         if first and (result := in_parts(effort)) is not None:
             return _timed(result, started)
         try:
+            _check_hopeful(problems[0], cluster, refused)
             return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
         except NoPlanFitsError as error:
             if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
@@ -133,6 +134,16 @@ def search_problems(
                 return _timed(result, started)
             needs = partial(_needs, effort=effort, pinned=pinned) if may else None
             raise _refusal([error, *refused], again, problems[0], cluster, progress, needs, effort.budget_s) from error
+
+
+def _check_hopeful(problem: Problem, cluster: Cluster, refused: Sequence[NoPlanFitsError]) -> None:
+    """Whether the whole batch at once may fit where nothing in parts does.
+
+    Raises:
+        NoPlanFitsError: as of these, if it cannot, however evenly all is cut.
+    """
+    if refused and not may_fit_whole(problem, cluster):
+        raise refused[0]
 
 
 def _in_parts(

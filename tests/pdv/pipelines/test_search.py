@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 
@@ -21,12 +21,13 @@ from pdv.memory import step_memory
 from pdv.pcg.plan_cost import plan_cost
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Space
-from pdv.pipelines.estimates import Estimates
+from pdv.pipelines.estimates import NEARLY, Estimate, Estimates
 from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pinned import Pinned
 from pdv.pipelines.pipeline import Mode, stages_of
-from pdv.pipelines.search import Search, may_fit_whole, search_pipelines
+from pdv.pipelines.priced import Found, Pricer
+from pdv.pipelines.search import MADE, Search, may_fit_whole, search_pipelines
 from pdv.pipelines.shorten import shorten
 from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
@@ -226,6 +227,25 @@ def test_pipelines_are_searched_where_the_whole_batch_does_not_fit() -> None:
     assert best.step_s is not None
     with pytest.raises(NoPlanFitsError):
         ask("never")
+
+
+def test_few_plans_are_made_where_all_need_far_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest is said, of which at most a few are made; nor is the whole batch searched, which cannot fit."""
+    one = problem(0.3 * Space(problem(), hosts()).least_bytes(4, 16))
+    made: list[float] = []
+    plain = Pricer.found
+
+    def counted(self: Pricer, estimate: Estimate) -> Iterator[Found]:
+        made.append(estimate.needed_bytes)
+        return plain(self, estimate)
+
+    monkeypatch.setattr(Pricer, "found", counted)
+    monkeypatch.setattr("pdv.planning.search._search", lambda *_, **__: pytest.fail("the whole batch was searched"))
+    with pytest.raises(NoPlanFitsError, match="the smallest plan found"):
+        search_problems((one,), hosts(), Effort("backtrack", 600.0), None, lambda *_: None, None, pipelines="always")
+    assert made
+    assert len(set(made)) <= MADE
+    assert min(made) > NEARLY * one.memory_limit
 
 
 @pytest.mark.parametrize(("taken", "left"), [(6.0, 2.0), (8.0, 1.0)])
