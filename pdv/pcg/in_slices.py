@@ -20,7 +20,17 @@ from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.operator import Split
 from ir.ops.parallel import move
-from ir.sharding import Invariant, Partial, Replicate, Shard, State, format_sharding, invariant, parse_sharding
+from ir.sharding import (
+    Invariant,
+    Partial,
+    Replicate,
+    Shard,
+    Sharding,
+    State,
+    format_sharding,
+    invariant,
+    parse_sharding,
+)
 from ir.verify import describe, infer_shardings
 from pdv.cluster import Link
 from pdv.cost.comm import AxisLink
@@ -129,12 +139,38 @@ class _Slicing:
 
     def _move(self, made: Node, before: State, after: State) -> Node:
         found = move(before, after)
+        if isinstance(after, Shard) and before != after and self._is_cut_inside(made, after.dim):
+            return self._move_below(made, before, after)
         return made if found is None else getattr(self.builder, found[0])(made, **found[1], axis=TIME)
+
+    def _move_below(self, made: Node, before: State, after: Shard) -> Node:
+        """A value whose dim other axes cut, too: axes cut a dim in mesh order, time before the others."""
+        if not made.is_leaf:
+            (below,) = made.operands
+            return self.builder.copy(made, (self._move(below, before, after),))
+        cuts = [
+            axis.name for axis, state in zip(self.mesh.axes, _rests(made, self.mesh), strict=True) if state == after
+        ]
+        for axis in reversed(cuts):  # a parameter that rests so is put together first
+            made = self.builder.combine(made, dim=after.dim, axis=axis)
+        made = self._move(made, before, after)
+        for axis in cuts:
+            made = self.builder.partition(made, dim=after.dim, axis=axis)
+        return made
+
+    def _is_cut_inside(self, node: Node, dim: int) -> bool:
+        """True if a value is cut along a dim as it rests, or by moves above that, none of which undoes it."""
+        while node.op.kind == "parallel":
+            before, after = node.op.transition.states(node.attrs)
+            if Shard(dim) in (before, after):
+                return after == Shard(dim)
+            (node,) = node.operands
+        return node.is_param and Shard(dim) in _rests(node, self.mesh)
 
     def _leaf(self, node: Node) -> None:
         self._states[node] = Invariant()
         if node.is_param:
-            rests = parse_sharding(node.attr("stored")) or invariant(self._inside)
+            rests = _rests(node, self._inside)
             cut = any(isinstance(state, Shard) for state in rests)
             attrs: dict[str, Any] = {**node.attrs, "stored": format_sharding((Invariant(), *rests)) if cut else ""}
             self.places[node] = self.builder.param(attrs.pop("name"), node.type, **attrs)
@@ -182,6 +218,10 @@ class _Slicing:
         pairs = list(zip(states, split.operands, strict=True))
         stays = any(isinstance(before, Shard) and before == after for before, after in pairs)
         return stays == cut and all(_may_become(*pair) for pair in pairs)
+
+
+def _rests(parameter: Node, mesh: Mesh) -> Sharding:
+    return parse_sharding(parameter.attr("stored")) or invariant(mesh)
 
 
 def _may_become(before: State, after: State) -> bool:

@@ -62,6 +62,8 @@ class ScopeWriting(Writing):
             return super().write(node, operands)
         dims = [str(node.attr(name)) for name in node.op.transition.dims]
         if self.in_slices and node.attr("axis") == TIME:
+            if node.op.transition.only_names:  # gradients of slices add up
+                return operands[0]
             return call(moves_in_time(node.op.transition), operands[0], *dims, TIME)
         options = ["regather=True"] if self.regather else []
         return call(node.op.name, operands[0], *dims, variable(node.attr("axis")), *options)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import pdv
 from benchmarks.models.techniques import Technique
 from pdv.plan.package import import_package
 from tests.distributed.harness import mark_slow, run_ranks
@@ -32,6 +33,17 @@ class Early(Gpt):
         for layer in self.h[1:]:
             x = layer(x)
         return self.head(self.ln_f(x)), first.square().sum(-1)
+
+
+class Scaled(Gpt):
+    """Scales by what it computes of parameters alone, on two stages, and adds such positions."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scale = torch.sigmoid(self.ln_f.weight)
+        x = self.wte(ids) * scale + torch.tanh(self.wpe.weight)
+        for layer in self.h:
+            x = layer(x)
+        return self.head(self.ln_f(x * scale))
 
 
 WAYS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[str, int], ...], dict[str, Any]]] = {
@@ -86,6 +98,18 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     )
 
 
+def check_trained_alike(plan: pdv.Plan, folder: Path, rows: int, processes: int) -> str:
+    """That several processes train as one does; the program."""
+    folder = plan.save(folder / "model_pdv")
+    exact = train(folder, rows)
+    assert exact[0][-1] < exact[0][0]
+    for found in run_ranks(train, processes, folder, rows):
+        for ours, theirs in zip(found[:2], exact[:2], strict=True):
+            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=PARITY, atol=0)
+        assert max(distance(*pair) for pair in zip(found[2:], exact[2:], strict=True)) <= PARITY
+    return (folder / "model.py").read_text()
+
+
 @pytest.mark.parametrize("way", mark_slow(WAYS, set(WAYS) - QUICK))
 def test_slices_train_as_one_process(way: str, tmp_path: Path) -> None:
     make, mesh, how = WAYS[way]
@@ -93,11 +117,33 @@ def test_slices_train_as_one_process(way: str, tmp_path: Path) -> None:
     rows, processes = 4 * how["micro_batches"], how["stages"] * technique.mesh.num_devices
     pins = technique.pins if mesh else None
     plan = plan_pipeline(settled(make()), (ids(rows, 8),), cluster(processes), mesh=dict(mesh), pins=pins, **how)
-    folder = plan.save(tmp_path / "model_pdv")
-    assert f"slices={how['moments']}" in (folder / "model.py").read_text()
-    exact = train(folder, rows)
-    assert exact[0][-1] < exact[0][0]
-    for found in run_ranks(train, processes, folder, rows):
-        for ours, theirs in zip(found[:2], exact[:2], strict=True):
-            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=PARITY, atol=0)
-        assert max(distance(*pair) for pair in zip(found[2:], exact[2:], strict=True)) <= PARITY
+    assert f"slices={how['moments']}" in check_trained_alike(plan, tmp_path, rows, processes)
+
+
+INSIDE: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "weights gathered for each use": (lambda: Gpt(2), "dp", "zero-3"),
+    "weights gathered once": (lambda: Llama(2), "dp", "zero-2"),
+    "positions as they rest": (lambda: Gpt(2), "cp", "context"),
+    "angles of positions": (lambda: Llama(2), "cp", "context"),
+    "positions between products": (lambda: Gpt(2), "tp", "tensor+sequence"),
+    "values of parameters alone": (lambda: Scaled(2), "dp", "zero-3"),
+}
+
+
+@pytest.mark.parametrize("way", mark_slow(INSIDE, {"weights gathered once", "positions between products"}))
+def test_slices_of_what_other_axes_cut(way: str, tmp_path: Path) -> None:
+    make, axis, technique = INSIDE[way]
+    pins = {"mesh": {axis: 2}, "techniques": {axis: technique}}
+    plan = pdv.optimize(
+        settled(make()),
+        (ids(8, 8),),
+        cluster=cluster(4),
+        stages=2,
+        micro_batches=2,
+        slices=2,
+        schedule="1f1b",
+        pins=pins,
+    )
+    text = check_trained_alike(plan, tmp_path, 8, 4)
+    assert ("regathering" in text) == (technique == "zero-3")
+    assert "8/time/" in text or axis == "dp"
