@@ -6,6 +6,7 @@ Entry points: ``untrained``, ``doubts``.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ from pdv.frontend.onnx.origins.unnamed import TORCH, WEIGHTS, is_held, is_newer,
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 _CONVOLUTIONS = ("Conv", "FusedConv")
+_MAY_HOLD_NORMS = (*_CONVOLUTIONS, "ConvTranspose", "Gemm", "FusedGemm")
+_NORMED = re.compile(r"^getitem(_\d+)?$|^(/.*)?/BatchNormalization(_\d+)?_output_0$")
+"""What torch's exporters call the result of a batch norm; the newer one after the first result of a tuple."""
+_FUSED = re.compile(r"^(ConvBn|MatMulBn)Fusion_")  # what ONNX Runtime's optimizer made of one
 _PAIR = (1, 2)
 _WEIGHTED: Mapping[str, Sequence[int]] = {
     **WEIGHTS, "Gemm": _PAIR, "Conv": _PAIR, "ConvTranspose": _PAIR, "Gather": (0,), "RMSNormalization": (1,),
@@ -33,7 +38,7 @@ _QUANTIZED = {
 
 
 def folded_norms(model: onnx_ir.Model) -> list[str]:
-    """Convolutions that hold the batch norms behind them, by their modules or names."""
+    """Convolutions and products that hold the batch norms behind them, by their modules or names."""
     folded = []
     for node in model.graph:
         weight = node.inputs[1] if node.op_type in _CONVOLUTIONS and len(node.inputs) > 1 else None
@@ -42,15 +47,24 @@ def folded_norms(model: onnx_ir.Model) -> list[str]:
             "batchnorm" in each.lower() for each in names_under(node, CLASSES)[-2:-1]
         ):
             folded.append(module_path(node))
-        elif computed or _has_bias_of_norm(node):
-            folded.append(node.name or "Conv")
+        elif computed or _has_bias_of_norm(node) or _stands_for_norm(node):
+            folded.append(node.name or node.op_type)
     return folded
 
 
+def _stands_for_norm(node: onnx_ir.Node) -> bool:
+    """Whether a node gives what a batch norm gave, or has weights of which one is a part, by their names."""
+    if node.op_type not in _MAY_HOLD_NORMS:
+        return False
+    result, given = node.outputs[0], [value.name or "" for value in node.inputs if value is not None]
+    written = any(use.node.op_type == "BatchNormalization" for use in result.uses())  # again, behind it
+    return any(map(_FUSED.match, given)) or (_NORMED.match(result.name or "") is not None and not written)
+
+
 def _has_bias_of_norm(node: onnx_ir.Node) -> bool:
-    """Whether a convolution has the bias that the newer exporter makes of a batch norm, by its name."""
+    """Whether a node has the bias that the newer exporter makes of a batch norm, by its name."""
     names = [(value.name or "") if value is not None else "" for value in node.inputs]
-    return node.op_type in _CONVOLUTIONS and len(names) > 2 and names[1] != "" and names[2] == f"{names[1]}_bias"
+    return node.op_type in _MAY_HOLD_NORMS and len(names) > 2 and names[1] != "" and names[2] == f"{names[1]}_bias"
 
 
 def untrained(model: onnx_ir.Model) -> dict[str, Any]:  # Any: as ``dataclasses.replace`` takes fields of a program

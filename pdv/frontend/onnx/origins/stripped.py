@@ -3,7 +3,8 @@
 Rows at known places, of positions or of the kinds of tokens, are folded into ``embedding_1``, as the file calls what
 torch's ``embedding`` gives: a row that is there twice is one row of a table. A product from which the exporter took a
 bias of zeros has another name than its result: ``node_Gemm_19`` of ``linear_4``, where a layer without a bias is
-``node_linear_4``; a convolution without one has such a name, too. Entry point: ``have_back``.
+``node_linear_4``; a convolution without one has such a name, too, as has what a batch norm was folded into. Entry
+point: ``have_back``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pdv.passes.fold_constants import Array
 
 _LOOKUP = "embedding"
 _BIASED = {"addmm", "linear"}  # of matrices
+_ADDED = {*_BIASED, "add", "sub"}
 # by the exporter's optimizer, which took something away, and then perhaps by ONNX Runtime's, which put two into one
 _CHANGED = re.compile(r"^(fused )?node_(Gemm|Conv|ConvTranspose)_\d+$")
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "FusedConv")
@@ -41,6 +43,7 @@ class HadBack:
 def have_back(graph: onnx_ir.Graph) -> HadBack:
     """What is known by the names of values alone; changes the graph."""
     found = HadBack()
+    more = [node.name or "" for node in graph if _may_hold_more(node)]
     if biases := _biases_of_zeros(graph):
         found.merged |= dict.fromkeys(biases)
         found.notes.append(say_left_out(biases))
@@ -48,6 +51,11 @@ def have_back(graph: onnx_ir.Graph) -> HadBack:
         found.doubts.append(
             f"{len(nodes)} convolutions have no bias ({some_of(nodes)}): torch's exporter leaves out those of zeros, "
             "with which training would go on"
+        )
+    if more:
+        found.doubts.append(
+            f"the file does not say what {len(more)} convolutions and products were made of ({some_of(more)}): of a "
+            "batch norm, too, if the module has one there, and training would go on without it"
         )
     for name, made in _tables_of_rows(graph).items():
         found.made[name] = made
@@ -109,6 +117,12 @@ def _maybe_biased(graph: onnx_ir.Graph) -> list[str]:
     """Convolutions of which the file does not say whether a bias of zeros was left out."""
     convolutions = (node for node in graph if node.op_type in _CONVOLUTIONS and _was_changed(node))
     return [node.name or "" for node in convolutions if len(node.inputs) < 3 or node.inputs[2] is None]
+
+
+def _may_hold_more(node: onnx_ir.Node) -> bool:
+    """Whether a node that was changed gives what the file does not name after a product."""
+    kind = kind_of(node.outputs[0].name or "") if node.outputs else ""
+    return _was_changed(node) and kind not in _ADDED and not kind.startswith("conv")
 
 
 def _was_changed(node: onnx_ir.Node) -> bool:
