@@ -24,7 +24,7 @@ from pdv.frontend.onnx.origins.equal import (
     says_merged,
     trained_apart,
 )
-from pdv.frontend.onnx.origins.kinds import kind_by_use
+from pdv.frontend.onnx.origins.kinds import kind_by_use, part_statistics
 from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, part_unsaid, say_parted
@@ -282,6 +282,7 @@ def _trained(model: onnx_ir.Model) -> list[onnx_ir.Value]:
 def _separate(model: onnx_ir.Model, found: Mended) -> None:
     """torch.onnx.export makes one tensor of all that start out equal, say every bias of zeros."""
     graph, says = model.graph, says_merged(model.graph)
+    found.merged |= part_statistics(graph)  # behind what it leaves: equal tensors
     for value in _trained(model):
         by_module = _names_of_uses(list(value.uses()), says)
         if len(by_module) < 2:

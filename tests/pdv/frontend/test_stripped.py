@@ -155,6 +155,17 @@ def test_batch_norms_that_onnx_runtime_folded_are_not_left_out(
     assert found in ({"refused", "said"} if fused else {"refused", "whole"})
 
 
+@pytest.mark.parametrize("level", ["BASIC", "EXTENDED"])
+def test_fresh_batch_norms_are_trained_though_their_statistics_are_equal(level: str, tmp_path: Path) -> None:
+    body = nn.Sequential(nn.Linear(9, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 4))
+    module = nn.Sequential(body, nn.BatchNorm1d(4)).eval()
+    torch.onnx.export(module, (torch.randn(6, 9),), tmp_path / "m.onnx", dynamo=True, optimize=False, verbose=False)
+    program = load_program(optimized(tmp_path / "m.onnx", level))
+    check_trained(program)
+    count = sum(node.type.num_elements for node in program.graph.params if node.attr("trainable"))
+    assert count == sum(x.numel() for x in module.parameters())
+
+
 def test_rows_of_a_table_that_is_stored_too_are_refused(tmp_path: Path) -> None:
     class Twice(Rows):
         def forward(self, x: Tensor) -> Tensor:

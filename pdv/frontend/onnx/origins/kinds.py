@@ -1,6 +1,6 @@
 """What a stored tensor is where its file does not say: a parameter, a buffer, or a constant.
 
-Entry points: ``kind_by_use``, ``is_exponent``, ``levels``.
+Entry points: ``kind_by_use``, ``part_statistics``, ``is_exponent``, ``levels``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,26 @@ def kind_by_use(value: onnx_ir.Value, producer: str) -> tuple[str, bool]:
     known = known or (is_newer(name) and (_is_read_as(value, _UNSCALED) or _is_filled(value)))
     known = known or any(level <= _HIDES for level in levels(value))
     return ("BUFFER" if known else "PARAMETER"), False
+
+
+def part_statistics(graph: onnx_ir.Graph) -> dict[str, str]:
+    """Statistics of batch norms that a tool stores as one with scales and shifts; what is stored, by their own names.
+
+    Fresh norms have scales and variances of ones, shifts and means of zeros. What only holds statistics stays: a norm
+    may be called several times. Changes the graph.
+    """
+    found = {}
+    for name, value in list(graph.initializers.items()):
+        kept = [use for use in value.uses() if use.idx in _STATISTICS.get(use.node.op_type, ())]
+        if not kept or len(kept) == len(value.uses()):
+            continue
+        own = f"{name} as statistics"
+        each = onnx_ir.Value(name=own, shape=value.shape, type=value.type, const_value=value.const_value)
+        graph.register_initializer(each)
+        for use in kept:
+            use.node.replace_input_with(use.idx, each)
+        found[own] = name
+    return found
 
 
 def is_exponent(value: onnx_ir.Value, producer: str) -> bool:
