@@ -176,8 +176,13 @@ class Whole:
                     behind=links[chunk + 1],
                 )
             if key not in costs:
-                held = {"in_flight": flight[stage] / each, "limit": limits[stage]}
-                costs[key] = within(free[ends], timed[stage], recompute=self.again, **held)
+                costs[key] = within(
+                    free[ends],
+                    timed[stage],
+                    in_flight=flight[stage] / each,
+                    limit=limits[stage],
+                    recompute=self.again,
+                )
             of_chunk.append(costs[key])
         return of_chunk
 
