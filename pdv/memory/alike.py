@@ -1,4 +1,7 @@
-"""Chunks that hold the same from moment to moment, whatever their layers are called. Entry point: ``marks``."""
+"""Chunks that hold the same from moment to moment, whatever their layers are called.
+
+Entry points: ``marks``; ``numbers``, where all are told apart.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,15 @@ def marks(setting: Setting) -> tuple[str, ...]:
     Of what a framework runs each is its own: its walk asks for more.
     """
     if not setting.eager:
-        return tuple(map(str, range(len(setting.chunks))))
+        return numbers(setting)
     work = setting.workload
     how = repr((work.execution, work.problem.train, work.problem.mesh))
     return tuple(_mark(setting, chunk, how) for chunk in setting.chunks)
+
+
+def numbers(setting: Setting) -> tuple[str, ...]:
+    """By chunk, a mark that no other one of its workload has."""
+    return tuple(map(str, range(len(setting.chunks))))
 
 
 def _mark(setting: Setting, chunk: Sequence[Node], how: str) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from pdv.cluster import Device
 from pdv.memory import allocator
-from pdv.memory.alike import marks
+from pdv.memory.alike import marks, numbers
 from pdv.memory.log import Heap, Holder, Log, exactly
 from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
@@ -113,8 +113,9 @@ def step_memory(workload: Workload, *, known: KnownPasses | None = None, named: 
     and less where stages are ``known`` of other workloads, to which those of this one are added.
     """
     setting = Setting(workload)
-    each = tuple(map(str, range(len(setting.chunks)))) if named else marks(setting)
-    walks = _Walks(setting, each, known if known is not None and setting.eager and not named else {})
+    each = numbers(setting) if named else marks(setting)
+    tells = setting.eager and not named  # of other workloads, too
+    walks = _Walks(setting, each, known if tells and known is not None else {})
     found = [one for stage in range(workload.stages.count) for one in _stage(walks, stage)]
     return StepMemory(tuple(found))
 

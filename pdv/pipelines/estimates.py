@@ -342,7 +342,7 @@ class Estimates:
         return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
 
 
-def in_turn(every: Sequence[Estimate], limit: float, smallest: int) -> list[Estimate]:
+def promising_first(every: Sequence[Estimate], limit: float, smallest: int) -> list[Estimate]:
     """Those that may nearly fit, the fastest that may fit first; then a few of the rest, the ``smallest``."""
     near = [one for one in every if one.needed_bytes <= NEARLY * limit]
     rest = sorted((one for one in every if one.needed_bytes > NEARLY * limit), key=lambda one: one.needed_bytes)

@@ -19,7 +19,7 @@ from pdv.cluster import Cluster
 from pdv.pins import PinSet
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import AGAIN, NEARLY, Estimate, Estimates, Mixing, in_turn
+from pdv.pipelines.estimates import AGAIN, NEARLY, Estimate, Estimates, Mixing, promising_first
 from pdv.pipelines.inside import Insides
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode
@@ -189,7 +189,7 @@ class Search:
         done: dict[tuple[Candidate, Recompute, Order], float] = {}
         made: set[tuple[Candidate, Mode]] = set()
         refuted: list[Refuted] = []
-        for one in in_turn(self._all, self.limit, 1 if self.late else MADE):
+        for one in promising_first(self._all, self.limit, 1 if self.late else MADE):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
             kind, turns = (one.candidate, one.mode), (one.candidate, one.mode.recompute, one.mode.order)
