@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .calls import check_divisible
-from .kernels.refused import nothing_trained, told
+from .kernels.refused import axes_alike, nothing_trained, told
 from .losses import LossFn, batch_terms, reduction_of
 from .optimizers import look_at_steps
 from .parallel import Axis
@@ -44,7 +44,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 class Given:
     """A batch in micro-batches, with its targets, and what their losses came to.
 
-    axes: along which outputs are cut by rows, and that of the stages, of which the last one has the losses.
+    axes: along which outputs are cut by rows; that of the stages, of which the last one has the losses; and those
+    along which ranks have the same rows.
 
     Raises:
         ValueError: if ``loss_fn`` returns several pairs, several means, or rows do not divide by ``count``.
@@ -56,14 +57,14 @@ class Given:
         target: Any,  # as of ``map_tensors``
         loss_fn: LossFn,
         reduction: str,
-        axes: tuple[Sequence[Axis], Axis],
+        axes: tuple[Sequence[Axis], Axis, Sequence[Axis]],
         count: int,
     ) -> None:
         check_divisible(tensors_in(target), axes[0], count)
         self.batches = [list(parts) for parts in zip(*(_split_rows(x, count) for x in inputs), strict=True)]
         self._wanted = [map_tensors(target, partial(_part, count=count, number=number)) for number in range(count)]
         self._loss_fn, self._reduction, self._count = loss_fn, reduction_of(loss_fn, reduction), count
-        self._axes, self._stage = axes
+        self._axes, self._stage, self._alike = axes
         self._cut = [axis for axis in self._axes if axis.size > 1]
         self._terms: list[Tensor] = []
         self._failed: list[Exception] = []  # what ``loss_fn`` raised, of which others learn with the loss
@@ -79,8 +80,8 @@ class Given:
         """See ``Loss``."""
         target, reduction = shard_batch(self._wanted[int(number)], self._axes), self._reduction
         loss_fn = _nothing if self._failed else self._loss_fn
-        failed = self._failed if self._cut or self._stage.size > 1 else None
-        found = batch_terms(loss_fn, output, target, self._cut, reduction, self._count, failed)
+        failed = self._failed if self._cut or self._alike or self._stage.size > 1 else None
+        found = batch_terms(loss_fn, output, target, self._cut, reduction, self._count, failed, self._alike)
         found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
         if found.size(1) > 1 and reduction == "mean":
             error = ValueError(
@@ -156,7 +157,8 @@ def train_in_parts(
     if rows == "local":
         check_rows(given[0], model.batch_axes)
         given = map_tensors(given, partial(combine_rows, axes=model.batch_axes))
-    axes, rounding = (model.batch_axes, model.mesh.stage), model.mesh.rounding
+    axes = (model.batch_axes, model.mesh.stage, axes_alike(model.mesh, model.batch_axes))
+    rounding = model.mesh.rounding
     with rounding.keep() if rounding else nullcontext(), losses_add_up(model, given):
         batch = Given(*given, loss_fn, reduction, axes, count)
         for part in batch.batches if model.mesh.stage.size > 1 else ():  # else each call looks at its own
@@ -164,13 +166,18 @@ def train_in_parts(
         return model.run_given(batch)
 
 
-def check_count(model: ParallelModule, count: int) -> None:
-    """Whether a step may take its batch in so many micro-batches.
+def check_count(model: ParallelModule, count: int, rows: str) -> None:
+    """Whether a step may take its batch, of ``rows`` as ``train_step`` has them, in so many micro-batches.
 
     Raises:
-        ValueError: if a pipeline was planned for others, or what the model has of the batch would be of a part of it.
+        ValueError: if a pipeline was planned for others, what the model has of the batch would be of a part of it, or
+            there are no such rows or numbers.
         RuntimeError: if there are gradients that were not summed.
     """
+    if rows not in {"global", "local"}:
+        raise ValueError(f"bad-rows: {rows!r}. Allowed: 'global', the whole batch on every rank, or 'local', own rows.")
+    if count < 1:
+        raise ValueError(f"bad-micro-batches: {count}. Allowed: numbers from 1 on. Leave it out for the plan's.")
     if model.mesh.stage.size > 1 and count != model.micro_batches:
         raise ValueError(
             f"planned-micro-batches: {count} micro-batches of a pipeline planned for {model.micro_batches}. "
@@ -190,6 +197,8 @@ def check_count(model: ParallelModule, count: int) -> None:
 
 
 def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
+    if x.dim() == 0:  # a number is the same of all rows
+        return [x] * parts
     if x.size(0) % parts:
         raise ValueError(
             f"uneven-micro-batches: {x.size(0)} rows in {parts} micro-batches. Their number must be a multiple of "

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from .kernels.meetings import meet
 from .kernels.refused import input_gradients_apart, warn_of_means
-from .kernels.scaled import check_scales
+from .kernels.scaled import asked_scale, check_scales, hand_out
 from .kernels.steps import check_changes, check_steps, cut, is_same_on, watch_steps
-from .losses import asked_scale, hand_out
 from .parallel import Axis
 from .stored import cut_over, local_piece
 

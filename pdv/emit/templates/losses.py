@@ -7,8 +7,7 @@ both, so both are summed over the ranks before one is divided by the other: a me
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from functools import reduce as reduce_over
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
 from .kernels.buckets import Sum, guess_weight
-from .kernels.refused import bad_loss, nothing_trained, text, told, unknown_own_loss, unknown_weights
+from .kernels.refused import bad_loss, learn_of_failures, nothing_trained, text, told, unknown_weights
 from .parallel import Axis
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
-passes: deque[int] = deque(maxlen=64)
-"""Autograd's numbers of the last backward passes through outputs of which each rank has rows of its own."""
 LossFn = Callable[[Any, Any], Tensor | Term | Sequence[Term]]
 _counts = [1]
 """How many pairs the last ``loss_fn`` returned: as many as others sum, where it ends in an error on this rank."""
@@ -64,14 +61,15 @@ def batch_loss(
     reduction: str,
     weigh: Callable[[Tensor], Tensor] | None = None,
     sums: GradientSums | None = None,
+    alike: Sequence[Axis] = (),
     *,
     shows: Callable[[], bool] = bool,
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """A rank's share in the loss of the whole batch, to go backward from; and what gives all of it behind that.
 
     output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up; weigh:
-    of ``begin_weight``; sums: of the gradients, with which other numbers are summed; shows: see there,
-    asked where it matters.
+    of ``begin_weight``; sums: of the gradients, with which other numbers are summed; alike: as ``batch_terms``; shows:
+    see ``sums``, asked where it matters.
 
     Where ``loss_fn`` ends in an error on one rank, on a CPU, others learn of it, behind backward at the latest.
 
@@ -83,7 +81,7 @@ def batch_loss(
     failed: list[Exception] = []
     first = output[0] if isinstance(output, tuple) else output
     can_tell = bool(axes) and first.device.type == "cpu"  # a host would wait for a GPU
-    totals = batch_terms(loss_fn, output, target, axes, reduction, failed=failed if can_tell else None)
+    totals = batch_terms(loss_fn, output, target, axes, reduction, 1, failed if can_tell or alike else None, alike)
     if totals.dim() != 2:
         return totals, totals.detach
     if not failed:
@@ -91,7 +89,7 @@ def batch_loss(
     count = 1 if weigh else _counts[0]
     if weigh is None and reduction == "mean" and sums is not None and can_tell and count == 1:
         return guess_weight(sums, totals, axes, failed, shows=shows())
-    flags = totals.new_tensor([len(failed)] if can_tell else [])
+    flags = totals.new_tensor([len(failed)] if can_tell or failed else [])
     losses, weights = (torch.cat([x.expand(count), flags]) for x in totals.detach())
     if reduction == "sum":
         weights = torch.ones_like(weights[:count])
@@ -136,11 +134,13 @@ def batch_terms(
     reduction: str,
     micro_batches: int = 1,
     failed: list[Exception] | None = None,
+    alike: Sequence[Axis] = (),
 ) -> Tensor:
     """[2, terms]: the sums of these rows' losses and their weights; or the loss, where these are all rows there are.
 
     axes: along which other ranks have other rows; micro_batches: how many of these rows there are in a step. failed:
-    gets what ``loss_fn`` raises, where other ranks do what this one has to do with them, too; sums are zero then.
+    gets what ``loss_fn`` raises, where other ranks do what this one has to do with them, too; sums are zero then, and
+    so they are on all ranks along the axes ``alike``, which have the same rows.
 
     Raises:
         ValueError: as ``batch_loss``.
@@ -154,14 +154,17 @@ def batch_terms(
     seen = set[Node]()
     try:
         totals = _own_terms(loss_fn, output, target, reduction, parts)
-        if totals.dim() != 2:
-            return _with_gradient(totals, outputs)
+        totals = _with_gradient(totals, outputs) if totals.dim() != 2 else totals
         seen = _reached(totals, ends) if parts else seen
     except Exception as error:
         if failed is None:
             raise
         failed.append(error)
-        totals = outputs[0].new_zeros(2, 1, dtype=_type_of_sums(outputs))
+    learn_of_failures(failed, alike)
+    if failed:
+        totals, seen = outputs[0].new_zeros(2, 1, dtype=_type_of_sums(outputs)), set()
+    elif totals.dim() != 2:
+        return totals
     rest = _rest_of_graph(seen, outputs, ends, axes) if parts or failed else 0
     return _with_gradient(totals + rest if isinstance(rest, Tensor) else totals, outputs)
 
@@ -316,85 +319,3 @@ def _weight_of_labels(target: Tensor, options: Mapping[str, Any]) -> Tensor:
         return counted.sum()
     weights = class_weights[labels.where(counted, 0)].where(counted, 0)
     return weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
-
-
-# ---- Losses of the caller's own ----
-
-
-def hand_out(outputs: Any, model: Any, way: str | None) -> Any:  # Any: a tensor or several; a ParallelModule
-    """Outputs for a loss outside of ``train_step``, whose gradients are taken ``way``: ``ParallelModule.own_loss``.
-
-    Raises:
-        ValueError: if there is no such way.
-    """
-    if way not in {None, "mean", "sum"}:
-        raise ValueError(f"bad-own-loss: {way!r}. Allowed of own_loss: 'mean', 'sum', None.")
-    cut = {axis.name: axis.size for axis in model.batch_axes if axis.size > 1}
-    if not cut or not torch.is_grad_enabled():
-        return outputs
-    if isinstance(outputs, tuple):
-        return tuple(hand_out(x, model, way) for x in outputs)
-    if not torch.compiler.is_compiling() and outputs.requires_grad:
-        outputs.register_hook(_note_pass)
-    if way == "sum":
-        return outputs
-    return _Handed.apply(outputs, cut, way) if outputs.requires_grad else outputs  # type: ignore[no-untyped-call]
-
-
-def _note_pass(_: Tensor) -> None:
-    passes.append(torch._C._current_graph_task_id())  # noqa: SLF001
-
-
-class _Handed(torch.autograd.Function):
-    """The same tensor. Gradients of a mean of each rank's rows are divided by the ranks, over which they are summed.
-
-    ``asked_scale`` undoes that for those of inputs that ``torch.autograd.grad`` asks for.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: dict[str, int], way: str | None) -> Tensor:
-        ctx.cut, ctx.way = cut, way
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        if ctx.way is None:
-            raise unknown_own_loss(ctx.cut)
-        return _Share.apply(grads[0], math.prod(ctx.cut.values())), None, None  # type: ignore[no-untyped-call]
-
-
-class _Share(torch.autograd.Function):
-    """A gradient, divided. What is behind ``_Handed`` has gradients that are not, derivatives of gradients too."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, world: int) -> Tensor:
-        del ctx
-        return grad / world
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        del ctx
-        return grads[0], None
-
-
-def asked_scale(model: Any) -> int:  # Any: a ParallelModule
-    """By what gradients of inputs are multiplied where ``torch.autograd.grad`` asks for them: see ``_Handed``."""
-    return int(model.data_world) if model.own_loss == "mean" else 1
-
-
-def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a ParallelModule
-    """As ``ParallelModule.sum_over_data``."""
-    axes = [axis for axis in model.batch_axes if axis.size > 1]
-
-    def sum_over_ranks(grad: Tensor) -> Tensor:
-        if model.own_loss is None:
-            raise unknown_own_loss({axis.name: axis.size for axis in axes})
-        whole = grad.clone(memory_format=torch.contiguous_format)
-        for axis in axes:
-            dist.all_reduce(whole, group=axis.group)
-        return whole / model.data_world if model.own_loss == "mean" else whole
-
-    given = list(parameters)
-    model.summed = [*getattr(model, "summed", ()), *given]
-    for parameter in given if axes else ():
-        parameter.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]  # of what one pass adds

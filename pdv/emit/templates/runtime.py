@@ -26,7 +26,8 @@ from .gradients import GradientSums, Leaves, local
 from .kernels.compiled import compile_parts
 from .kernels.launched import check_world, world_size
 from .kernels.named import Named, note_source
-from .losses import LossFn, sum_gradients
+from .kernels.scaled import sum_gradients
+from .losses import LossFn
 from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
@@ -247,7 +248,7 @@ class ParallelModule(Named):
         self._steps += 1
         if self.check_every and self._steps % self.check_every == 0:
             self.check_in_sync()
-        check_count(self, count := self.micro_batches if micro_batches is None else micro_batches)
+        check_count(self, count := self.micro_batches if micro_batches is None else micro_batches, rows)
         if count == 1 and self.mesh.stage.size == 1:
             return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
         return train_in_parts(self, inputs, target, loss_fn, count, reduction=reduction, rows=rows)
@@ -384,10 +385,7 @@ class ParallelModule(Named):
     def load_safetensors(self, path: str | os.PathLike[str]) -> None:
         """Take weights, under the source's names, from a safetensors file, the index of several, or their folder.
 
-        Each rank reads the part that it holds.
-
-        Raises:
-            ValueError: as ``load_full_state_dict``.
+        Each rank reads the part that it holds; ValueError as of ``load_full_state_dict``.
         """
         load(self, path)
 

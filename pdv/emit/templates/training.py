@@ -27,10 +27,11 @@ from .kernels.dtensors import mend_distributed_tensors
 from .kernels.exits import wait_at_exit
 from .kernels.launched import join, own_gpu
 from .kernels.meetings import meet
-from .kernels.refused import nothing_trained
+from .kernels.refused import axes_alike, nothing_trained, read_inputs
+from .kernels.scaled import passes
 from .kernels.states import check_loaded_states, check_pieces
 from .kernels.steps import cut, is_same_on
-from .losses import LossFn, batch_loss, begin_weight, passes, reduction_of
+from .losses import LossFn, batch_loss, begin_weight, reduction_of
 from .optimizers import look_at_steps
 from .parallel import Axis, combine, own_block, partition
 from .stored import Held, Weights, cut_over, local_piece
@@ -181,9 +182,9 @@ def train_step(
         summed = reduction_of(loss_fn, reduction)
         weigh = begin_weight(loss_fn, own, batch_axes, summed)
         mesh: Mesh | None = getattr(model, "mesh", None)
-        sums = None if mesh is None else mesh.sums
+        sums, alike = None if mesh is None else mesh.sums, axes_alike(mesh, batch_axes)
         shows = bool if sums is None else partial(sums.shows, model, given, batch_axes)
-        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, sums, shows=shows)
+        share, whole = batch_loss(loss_fn, model(*given), own, batch_axes, summed, weigh, sums, alike, shows=shows)
         with nullcontext() if sums is None else sums.only_pass():
             share.backward()  # type: ignore[no-untyped-call]
     try:
@@ -200,24 +201,18 @@ def read_batch(model: nn.Module, inputs: Batch, target: Target) -> tuple[list[Te
     """The inputs in the program's order, and a target as ``loss_fn`` gets rows of it, in the form that it has.
 
     Raises:
-        ValueError: if inputs go by other names than the program's.
+        ValueError: if inputs are not as many as the program's, of other names, or no tensors.
     """
     wanted = target if target is None or isinstance(target, Tensor | Mapping | list | tuple) else list(target)
-    if not isinstance(inputs, Mapping):
+    if not isinstance(inputs, Mapping) and not getattr(model, "takes", ()):
         return [inputs] if isinstance(inputs, Tensor) else list(inputs), wanted
-    names = getattr(model, "takes", ()) or tuple(signature(model.forward).parameters)
-    if inputs.keys() != set(names):
-        raise ValueError(
-            f"other-inputs: a mapping of {', '.join(map(str, inputs)) or 'nothing'}. This program takes "
-            f"{', '.join(names)}. Pass these, and no others, by their names or in this order."
-        )
-    return [inputs[name] for name in names], wanted
+    return read_inputs(inputs, getattr(model, "takes", ()) or tuple(signature(model.forward).parameters)), wanted
 
 
 def own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
     """The rows of this rank, of those of the whole batch."""
     for axis in axes:
-        if axis.size > 1:
+        if axis.size > 1 and x.dim():  # a number is the same of all rows
             x = partition(x, 0, axis) if x.requires_grad else own_block(x, 0, axis)
     return x
 

@@ -82,6 +82,22 @@ def refusals(path: Path, **sizes: int) -> None:
             model(x, scale=other[1])
 
 
+def wrong(path: Path, **sizes: int) -> None:
+    """What is no batch of this model, and options that there are not, are told alike on all ranks."""
+    x, scale, y = batch()
+    whole, model = {"scale": scale, "x": x}, scaled(path, **sizes)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([x], {}, "other-inputs: 1 of them. This program takes x, scale"),
+        ([x, scale, y], {"micro_batches": 2}, "other-inputs: 3 of them"),
+        ([x.numpy(), scale], {}, "other-inputs: x is a ndarray"),
+        ({"x": x, "scale": [1.0]}, {"micro_batches": 2}, "other-inputs: scale is a list"),
+        (whole, {"rows": "own"}, "bad-rows: 'own'"), (whole, {"micro_batches": 0}, "bad-micro-batches: 0"),
+    ]  # fmt: skip
+    for given, options, said in cases:
+        with pytest.raises(ValueError, match=said):
+            model.train_step(given, y, distance, **options)
+
+
 def named(path: Path, **sizes: int) -> list[Found]:
     """Losses and gradients of steps whose inputs and targets are given otherwise."""
     x, scale, y = batch()
@@ -100,7 +116,7 @@ def named(path: Path, **sizes: int) -> list[Found]:
         assert target is None
         return output.square().sum(), len(output)
 
-    def of_one(output: Tensor, target: list[Tensor] | tuple[Tensor]) -> tuple[Tensor, int]:
+    def of_one(output: Tensor, target: list[Tensor] | tuple[Tensor, ...]) -> tuple[Tensor, int]:
         forms.append(type(target))
         return distance(output, target[0])
 
@@ -116,8 +132,9 @@ def named(path: Path, **sizes: int) -> list[Found]:
         step(whole, None, of_none, **options)
         step(whole, [y], of_one, **options)
         step(whole, (y,), of_one, **options)
+        step(whole, (y, torch.tensor(1.0)), of_one, **options)  # a number is that of all rows
         step(shards[0], shards[1], of_named, rows="local", **options)
-    assert forms == [list, tuple, list, list, tuple, tuple]  # of each micro-batch
+    assert forms == [list, tuple, tuple, *[list] * 2, *[tuple] * 4]  # of each micro-batch
     model = scaled(path, **sizes)
     model.self_check(whole, target, of_named)
     model.self_check(whole, None, of_none)
@@ -130,6 +147,8 @@ def named(path: Path, **sizes: int) -> list[Found]:
 def run_all(path: Path) -> list[list[Found]]:
     refusals(path, dp=2)
     refusals(path, tp=2)
+    wrong(path, dp=2)
+    wrong(path, tp=2)
     return [named(path, dp=2), named(path, tp=2)]
 
 

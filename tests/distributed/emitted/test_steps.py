@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812
 
 from pdv.emit.templates.stored import local_piece
-from tests.distributed.emitted.test_loop import CLASSES, Classifier, batch, classifier, pair, write_weights
+from tests.distributed.emitted.test_loop import CLASSES, MESH, Classifier, batch, classifier, pair, write_weights
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -119,21 +120,33 @@ def late(path: Path) -> None:
 
 
 def failed(path: Path) -> None:
-    """A loss that ends in an error on one rank: all leave the batch out, and have the gradients of none."""
+    """A loss that ends in an error on one rank: all leave the batch out, and have the gradients of none.
+
+    Ranks that have the same rows (INSIDE) would wait in backward for that one, or take its next step for this one.
+    """
     rank = dist.get_rank()
 
-    def own(output: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def own(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if rank == 1:
             raise ArithmeticError("no labels")
         return pair(output, y)
 
+    def number(output: Tensor, y: Tensor) -> Tensor:
+        total, weight = own(output, y)
+        return total / weight
+
     x, y = batch(1)
     wrong = y.masked_fill(y == y[-1], CLASSES + 7)
-    for loss_fn, target, count, reduction in (
-        (own, y, 1, "mean"), (own, y, 2, "mean"), (own, y, 1, "sum"), (torch.nn.CrossEntropyLoss(), wrong, 1, "mean"),
-        (torch.nn.CrossEntropyLoss(torch.ones(CLASSES, dtype=torch.float64)), wrong, 1, "mean"),
+    for loss_fn, target, count, reduction, cuts in (
+        (own, y, 1, "mean", DATA), (own, y, 2, "mean", DATA), (own, y, 1, "sum", DATA),
+        (torch.nn.CrossEntropyLoss(), wrong, 1, "mean", DATA),
+        (torch.nn.CrossEntropyLoss(torch.ones(CLASSES, dtype=torch.float64)), wrong, 1, "mean", DATA),
+        (own, y, 1, "mean", INSIDE), (own, y, 2, "mean", INSIDE), (own, y, 1, "sum", INSIDE),
+        (number, y, 1, "mean", INSIDE), (own, y, 1, "mean", MESH), (own, y, 2, "mean", MESH),
     ):  # fmt: skip
-        model = classifier(path, DATA)
+        if dist.get_world_size() != math.prod(cuts.values()):
+            continue
+        model = classifier(path, cuts)
         model.train_step(*batch(), pair)
         model.zero_grad()
         with pytest.raises((ArithmeticError, IndexError, RuntimeError), match=r"no labels|loss-failed|out of bounds"):
@@ -305,6 +318,11 @@ def run_all(path: Path) -> dict[str, Tensor]:
     for each in (skipped, scheduled, alike, late, failed, handed_out, restored, frozen, clipped, stepped_by_hand):
         each(path)
     return {**searched(path, DATA), **scaled_alike(path, INSIDE)}
+
+
+def test_a_loss_that_fails_on_one_of_those_with_the_same_rows_fails_on_all(tmp_path: Path) -> None:
+    write_weights(tmp_path / "weights")
+    run_ranks(failed, 4, tmp_path / "weights")
 
 
 def test_ranks_step_alike_or_learn_that_they_did_not(tmp_path: Path) -> None:

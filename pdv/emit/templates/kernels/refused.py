@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _NODES = 64  # of a graph behind an input, that are looked at
@@ -50,7 +52,7 @@ def input_gradients_apart(shape: Sequence[int], along: str) -> RuntimeError:
 def warn_of_means(given: Iterable[Any]) -> None:
     """Warn of inputs made of what another model handed out with own_loss "mean", as by a generator to its judge.
 
-    Their gradients are of the loss of all rows, which ``_Handed`` of losses.py would divide by the ranks. What a
+    Their gradients are of the loss of all rows, which ``_Handed`` of scaled.py would divide by the ranks. What a
     collective that autograd knows did to them (``torch.distributed.nn.all_gather``) may make up for that.
     """
     ahead: list[Any] = [x.grad_fn for x in given if isinstance(x, Tensor)]  # nodes of autograd, which has no types
@@ -89,6 +91,29 @@ def bad_loss(what: str) -> ValueError:
     )
 
 
+def read_inputs(inputs: Any, names: Sequence[str]) -> list[Tensor]:  # Any: a tensor, several, or a mapping
+    """The inputs of a step in the program's order.
+
+    Raises:
+        ValueError: if they are not as many, of other names, or no tensors.
+    """
+    wanted = f"This program takes {', '.join(names)}. Pass these, and no others, by their names or in this order."
+    if isinstance(inputs, Mapping):
+        if inputs.keys() != set(names):
+            raise ValueError(f"other-inputs: a mapping of {', '.join(map(str, inputs)) or 'nothing'}. {wanted}")
+        given = [inputs[name] for name in names]
+    else:
+        given = [inputs] if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable) else list(inputs)
+    if len(given) != len(names) and all(isinstance(x, Tensor) for x in given):
+        raise ValueError(f"other-inputs: {len(given)} of them. {wanted}")
+    for name, x in zip(names, given, strict=False):
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"other-inputs: {name} is a {type(x).__name__}. Allowed: tensors. Take torch.as_tensor(x). {wanted}"
+            )
+    return given
+
+
 def text(x: object) -> str:
     """What ``loss_fn`` returned, in words."""
     if isinstance(x, Tensor):
@@ -112,6 +137,27 @@ def told(summed: Tensor, count: int, failed: Sequence[Exception]) -> Tensor:
     if len(summed) > count and summed[count]:
         raise failed[0] if failed else failed_elsewhere()
     return summed[:count]
+
+
+def axes_alike(mesh: Any, batch_axes: Sequence[Any]) -> list[Any]:  # Any: a Mesh or None, and axes
+    """Those along which ranks take the loss of the same rows, on a CPU: a host would wait for a GPU."""
+    if mesh is None or mesh.device.type != "cpu":
+        return []
+    return [axis for axis in mesh.axes if axis.size > 1 and axis not in batch_axes]
+
+
+def learn_of_failures(failed: list[Exception] | None, alike: Sequence[Any]) -> None:
+    """Before backward, note in ``failed`` that ``loss_fn`` raised on another of the ranks that have the same rows.
+
+    Else some would go backward alone, into collectives that others take for those of their next step.
+    """
+    if failed is None:
+        return
+    told_of = torch.tensor([float(bool(failed))])
+    for axis in alike:
+        dist.all_reduce(told_of, group=axis.group)
+    if told_of and not failed:
+        failed.append(failed_elsewhere())
 
 
 def failed_elsewhere() -> RuntimeError:

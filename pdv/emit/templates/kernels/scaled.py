@@ -1,14 +1,16 @@
-"""By what gradients are scaled: by ranks before a step, all by the same, and where a batch's weight was guessed.
+"""By what gradients are scaled: by ranks before a step, all by the same; and of losses outside of ``train_step``.
 
 A norm of ``x.to_local()`` is that of a part, and a loop that clips by it scales each part otherwise. Of a few gradients
 a few elements are kept when sums over ranks are there, and when an optimizer steps, or gradients are dropped. Where all
 of a part were multiplied by one factor, it is compared where ranks compare weights; what treats elements otherwise
-(noise, bounds of values, norms of rows) is not. Entry points: ``Scaling``, ``Guess``.
+(noise, bounds of values, norms of rows) is not. Where a batch's weight was guessed, sums are scaled, too. Entry points:
+``Scaling``, ``Guess``; of losses of the caller's own ``hand_out``, ``sum_gradients``.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from pdv.emit.templates.kernels.refused import unknown_own_loss
 from pdv.emit.templates.stored import cut_over, local_piece
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ _KEPT, _PARAMETERS, _ELEMENTS = 4, 8, 64  # between two comparisons: steps; of e
 _LEAST = 4  # elements of a part that tell of one factor
 _ROUNDED = 1e-3  # by which factors that are the same differ at most
 _SAME_WEIGHT = 1e-6  # of a weight, by which sums in another order differ at most
+passes: deque[int] = deque(maxlen=64)
+"""Autograd's numbers of the last backward passes through outputs of which each rank has rows of its own."""
 
 
 @dataclass(eq=False)
@@ -209,3 +214,85 @@ class Guess:
     def drop(self) -> None:
         """Forget a step that failed."""
         self._open = None
+
+
+# ---- Losses of the caller's own ----
+
+
+def hand_out(outputs: Any, model: Any, way: str | None) -> Any:  # Any: a tensor or several; a ParallelModule
+    """Outputs for a loss outside of ``train_step``, whose gradients are taken ``way``: ``ParallelModule.own_loss``.
+
+    Raises:
+        ValueError: if there is no such way.
+    """
+    if way not in {None, "mean", "sum"}:
+        raise ValueError(f"bad-own-loss: {way!r}. Allowed of own_loss: 'mean', 'sum', None.")
+    cut = {axis.name: axis.size for axis in model.batch_axes if axis.size > 1}
+    if not cut or not torch.is_grad_enabled():
+        return outputs
+    if isinstance(outputs, tuple):
+        return tuple(hand_out(x, model, way) for x in outputs)
+    if not torch.compiler.is_compiling() and outputs.requires_grad:
+        outputs.register_hook(_note_pass)
+    if way == "sum":
+        return outputs
+    return _Handed.apply(outputs, cut, way) if outputs.requires_grad else outputs  # type: ignore[no-untyped-call]
+
+
+def _note_pass(_: Tensor) -> None:
+    passes.append(torch._C._current_graph_task_id())  # noqa: SLF001
+
+
+class _Handed(torch.autograd.Function):
+    """The same tensor. Gradients of a mean of each rank's rows are divided by the ranks, over which they are summed.
+
+    ``asked_scale`` undoes that for those of inputs that ``torch.autograd.grad`` asks for.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: dict[str, int], way: str | None) -> Tensor:
+        ctx.cut, ctx.way = cut, way
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.way is None:
+            raise unknown_own_loss(ctx.cut)
+        return _Share.apply(grads[0], math.prod(ctx.cut.values())), None, None  # type: ignore[no-untyped-call]
+
+
+class _Share(torch.autograd.Function):
+    """A gradient, divided. What is behind ``_Handed`` has gradients that are not, derivatives of gradients too."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, world: int) -> Tensor:
+        del ctx
+        return grad / world
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return grads[0], None
+
+
+def asked_scale(model: Any) -> int:  # Any: a ParallelModule
+    """By what gradients of inputs are multiplied where ``torch.autograd.grad`` asks for them: see ``_Handed``."""
+    return int(model.data_world) if model.own_loss == "mean" else 1
+
+
+def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a ParallelModule
+    """As ``ParallelModule.sum_over_data``."""
+    axes = [axis for axis in model.batch_axes if axis.size > 1]
+
+    def sum_over_ranks(grad: Tensor) -> Tensor:
+        if model.own_loss is None:
+            raise unknown_own_loss({axis.name: axis.size for axis in axes})
+        whole = grad.clone(memory_format=torch.contiguous_format)
+        for axis in axes:
+            dist.all_reduce(whole, group=axis.group)
+        return whole / model.data_world if model.own_loss == "mean" else whole
+
+    given = list(parameters)
+    model.summed = [*getattr(model, "summed", ()), *given]
+    for parameter in given if axes else ():
+        parameter.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]  # of what one pass adds
