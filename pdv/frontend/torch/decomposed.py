@@ -7,6 +7,7 @@ their results. Entry points: ``decompose``, ``decompositions``.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -83,6 +84,7 @@ def _kept_whole() -> Iterator[None]:
         **AS_DROPOUT,
         _ATEN.rrelu.default: _rrelu,
         _ATEN.instance_norm.default: _instance_norm,
+        _ATEN.fill_diagonal_.default: _fill_diagonal,
     }
     before = {function: dict(function.py_kernels) for function in (*_ALWAYS, *others)}
     for function in _ALWAYS:
@@ -98,6 +100,23 @@ def _kept_whole() -> Iterator[None]:
             function.py_kernels.clear()
             function.py_kernels.update(kernels)
             function._dispatch_cache.clear()  # noqa: SLF001
+
+
+def _fill_diagonal(x: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
+    """Elements by their indices, where torch takes them by their places in memory (``as_strided``).
+
+    Raises:
+        NotImplementedError: if what goes on below the last column is of memory that does not lie in order.
+    """
+    places = [torch.arange(size, device=x.device) for size in x.shape]
+    grid = torch.meshgrid(places, indexing="ij")
+    if not wrap or x.dim() > 2 or x.size(0) <= x.size(1) + 1:
+        chosen = functools.reduce(torch.logical_and, (grid[0] == other for other in grid[1:]))
+    elif x.is_contiguous():
+        chosen = (grid[0] - grid[1]).remainder(x.size(1) + 1) == 0
+    else:
+        raise NotImplementedError("fill_diagonal_(wrap=True) of a tensor that is not contiguous")
+    return x.masked_fill_(chosen, value)
 
 
 def _as_strided(

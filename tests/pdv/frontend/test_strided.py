@@ -1,13 +1,15 @@
-"""``as_strided``: elements by their places in the module's memory, whatever lies in the program's."""
+"""``as_strided``, ``fill_diagonal_``: elements by places in the module's memory, whatever lies in the program's."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pdv
-from ir.errors import UnsupportedOperatorsError
+from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
 from tests.pdv.worlds import cluster
@@ -57,3 +59,47 @@ def test_what_lies_in_memory_of_others_is_refused() -> None:
     module = Strided(("plain", (4, 5, 4, 3), (36, 6, 3, 1)), more=True)
     with pytest.raises(UnsupportedOperatorsError, match="it reads memory as it lies"):
         load_program(module, (torch.randn(4, 6, 6),))
+
+
+class Filled(nn.Module):
+    """x: [n, 6]; a diagonal of what is made of it is overwritten."""
+
+    def __init__(self, fill: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.fill = nn.Linear(6, 4), fill
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fill(self.layer(x)).square()
+
+
+def of_a_part(h: Tensor) -> Tensor:
+    whole = h.new_zeros(h.size(0), 8)
+    whole[:, 2:6] = h
+    whole[1:5, 2:6].fill_diagonal_(2.0)
+    return whole
+
+
+FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of pairs of rows": lambda h: (h @ h.T).fill_diagonal_(-5.0),
+    "of more rows than columns": lambda h: (2 * h).fill_diagonal_(3.0),
+    "that goes on below": lambda h: (2 * h).fill_diagonal_(3.0, wrap=True),
+    "turned": lambda h: (h @ h.T)[:4].T.fill_diagonal_(0.5) * 2,
+    "of a part": of_a_part,
+    "of three dims": lambda h: torch.einsum("ia,ja,ka->ijk", h, h, h).fill_diagonal_(0.0),
+    "of a mask": lambda h: (h @ h.T).masked_fill(torch.ones(11, 11, dtype=torch.bool).fill_diagonal_(False), -1.0),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_diagonals_are_filled_as_the_modules(name: str) -> None:
+    module, x = Filled(FILLS[name]), torch.randn(11, 6)
+    program = load_program(module, (x,))
+    assert not program.opaque
+    assert check_reading(program.graph, copy_of(module, (x,), train=True), train=True).endswith("are the same")
+
+
+def test_a_diagonal_that_goes_on_in_other_memory_is_refused() -> None:
+    module = Filled(lambda h: (h.T @ torch.ones(11, 9)).T.fill_diagonal_(0.0, wrap=True))
+    with pytest.raises(ModelError, match=r"fill_diagonal_\(wrap=True\) of a tensor that is not contiguous"):
+        load_program(module, (torch.randn(11, 6),))

@@ -5,8 +5,8 @@ Traced is a function's forward, whose gradient autograd makes. Where that is not
     y + s - detach(s),    y = forward(detach(x)),    s = transpose(backward)(x)
 
 with the value of y, and the gradient that backward gives, as far as this is linear in what it is given. The transpose
-of a linear map is its gradient, which autograd makes of backward. Entry points: ``functions_called``,
-``same_gradients``.
+of a linear map is its gradient, which autograd makes of backward. Torch's own are left to torch, but for the one that
+computes a part again in backward. Entry points: ``functions_called``, ``same_gradients``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
 MOST_ELEMENTS = 1 << 28  # of parameters of a module that is run: some seconds at most
 TOLERANCE = 1e-3  # of the largest element of a gradient: both are computed by the same kernels, in the same order
@@ -32,6 +33,8 @@ def functions_called(*, own: bool) -> Iterator[dict[str, None]]:
     plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:  # Any: what its forward takes and gives
+        if cls is CheckpointFunction:
+            return _as_computed_once(*args)
         by_torch = plain.__get__(None, cls)
         if cls.__module__.partition(".")[0] == "torch":
             return by_torch(*args, **kwargs)
@@ -45,6 +48,18 @@ def functions_called(*, own: bool) -> Iterator[dict[str, None]]:
         yield called
     finally:
         torch.autograd.Function.apply = plain  # type: ignore[method-assign]
+
+
+def _as_computed_once(function: Callable[..., Any], keeps_state: bool, *args: Any) -> Any:  # Any: what it takes
+    """What ``checkpoint(..., use_reentrant=True)`` gives, without computing it again in backward.
+
+    Torch traces its forward, which has no gradients. They are those of the function, where one of its own arguments is
+    trained: else what the function holds is not trained either.
+    """
+    del keeps_state
+    trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+    with torch.set_grad_enabled(trained):
+        return function(*args)
 
 
 class _Context:
