@@ -140,13 +140,13 @@ def gather(k: Lowering, x: Node, dim: int, ids: Node) -> Node:
 
 
 def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
-    """x[i, j, ...] by ids over neighbouring dims, broadcast to each other."""
+    """x[i, j, ...] by ids that are broadcast to each other; ``x[i, :, j]`` has their dims first, as torch has them."""
     dims = [dim for dim, node in enumerate(ids) if node is not None]
     nodes = [node for node in ids if node is not None]
     if any(node.type.dtype is DType.BOOL for node in nodes):
         raise Unsupported("an index by a mask, of which the number of elements depends on values")
-    if dims != list(range(dims[0], dims[0] + len(dims))):
-        raise Unsupported("an index by several tensors over dims that are no neighbours")
+    if not are_neighbours(dims):
+        return index(k, k.permute(x, order_from_front(dims, x.type.rank)), nodes)
     shape = np.broadcast_shapes(*(node.type.shape for node in nodes))
     if dims == [0, 1] and (found := _in_rows(k, x, nodes)) is not None:
         return found
@@ -163,6 +163,16 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     wide = k.expand(flat, shape) if known is None else k.const(np.broadcast_to(known, shape))
     found = layers.index_select(k, layers.flatten(k, x, dims[0], dims[-1]), dims[0], k.reshape(wide, (-1,)))
     return k.reshape(found, (*x.type.shape[: dims[0]], *shape, *x.type.shape[dims[-1] + 1 :]))
+
+
+def are_neighbours(dims: Sequence[int]) -> bool:
+    """Whether dims follow one another."""
+    return list(dims) == list(range(dims[0], dims[0] + len(dims)))
+
+
+def order_from_front(dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The order of all dims in which these come first."""
+    return (*dims, *(dim for dim in range(rank) if dim not in dims))
 
 
 def scatter(k: Lowering, x: Node, mask: Node, source: Node) -> Node:

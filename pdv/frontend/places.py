@@ -63,11 +63,15 @@ def windows(k: Lowering, x: Node, dim: int, size: int, step: int) -> Node:
 
 
 def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulate: bool = False) -> Node:
-    """x with elements overwritten, or added to, at known places over neighbouring dims (``x[:, i, i] = piece``).
+    """x with elements overwritten, or added to, at known places (``x[:, i, i] = piece``, ``x[i, :, j] = piece``).
 
     Or at one place of each row, or with one number wherever a mask holds, whichever these are.
     """
     dims = [dim for dim, node in enumerate(ids) if node is not None]
+    if not masks.are_neighbours(dims):
+        order = masks.order_from_front(dims, x.type.rank)
+        whole = put(k, k.permute(x, order), [node for node in ids if node is not None], piece, accumulate)
+        return k.permute(whole, tuple(order.index(dim) for dim in range(x.type.rank)))
     known = [value for node in ids if node is not None and (value := k.value(node)) is not None]
     held = next(node for node in ids if node is not None)
     if len(dims) == 1 and held.type.dtype is DType.BOOL and not known and not piece.type.rank:
@@ -76,8 +80,8 @@ def put(k: Lowering, x: Node, ids: Sequence[Node | None], piece: Node, accumulat
         rest = x.type.shape[2:]
         each = k.expand(k.cast(piece, x.type.dtype), (x.type.shape[0], *rest))
         return _put_where(k, x, 0, found, k.reshape(each, (x.type.shape[0], 1, *rest)), accumulate)
-    if dims != list(range(dims[0], dims[0] + len(dims))) or len(known) < len(dims):
-        raise Unsupported("elements overwritten at places that depend on values, or over dims that are no neighbours")
+    if len(known) < len(dims):
+        raise Unsupported("elements overwritten at places that depend on values")
     if any(one.dtype == np.bool_ and one.ndim > 1 for one in known):
         raise Unsupported("elements overwritten by a mask of several dims")
     lists = np.broadcast_arrays(*(one.nonzero()[0] if one.dtype == np.bool_ else one for one in known))

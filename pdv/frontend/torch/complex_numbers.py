@@ -21,7 +21,7 @@ from ir.types import DType
 from pdv.frontend import kinks, layers, masks
 from pdv.frontend.linear_maps import applied, fourier_matrix
 from pdv.frontend.lowering import Lowering, Unsupported
-from pdv.frontend.torch.more import constant_pad
+from pdv.frontend.torch.more import constant_pad, roll
 
 _DTYPES = {torch.complex64: DType.F32, torch.complex128: DType.F64}
 
@@ -212,6 +212,13 @@ def _slice(k: Lowering, x: Complex, dim: int = 0, start: Any = None, stop: Any =
     return Complex(k.slice(x.parts, dim % x.rank, *ends, step))
 
 
+def _rolled(k: Lowering, x: Complex, shifts: Sequence[int], dims: Sequence[int] = ()) -> Complex:
+    """Dims turned round, or all elements in their order: what ``fftshift`` does."""
+    if dims:
+        return Complex(roll(k, x.parts, shifts, [dim % x.rank for dim in dims]))
+    return Complex(k.reshape(roll(k, k.reshape(x.parts, (-1, 2)), shifts, (0,)), x.parts.type.shape))
+
+
 def _padded(k: Lowering, x: Complex, widths: Sequence[int], mode: str = "constant", value: Any = None) -> Complex:
     """With zeros around."""
     if mode != "constant" or value:
@@ -286,6 +293,7 @@ HANDLERS: Mapping[str, Callable[..., Node | Complex]] = {
     "aten.expand.default": _moved(lambda k, x, shape: k.expand(x, (*shape, 2))),
     "aten.permute.default": _moved(lambda k, x, dims: k.permute(x, _behind(x.type.rank - 1, dims))),
     "aten.transpose.int": lambda k, x, i, j: Complex(k.transpose(x.parts, i % x.rank, j % x.rank)),
+    "aten.roll.default": _rolled,
     "aten.slice.Tensor": _slice,
     "aten.pad.default": _padded,
     "aten.constant_pad_nd.default": lambda k, x, widths, value=0: _padded(k, x, widths, value=value),

@@ -68,6 +68,10 @@ FUNCTIONS: dict[str, Function] = {
     "exponentials": lambda m, y: (torch.exp(-y + 1j * y) - torch.add(y.exp(), 1j * y, alpha=2j)).imag,
     "put": _put,
     "padded": lambda m, y: torch.fft.irfft(nn.functional.pad(torch.fft.rfft(y)[..., :2], (1, 1, 0, 2)), n=6),
+    "shifted": lambda m, y: (
+        torch.fft.ifft2(torch.fft.ifftshift(torch.fft.fftshift(torch.fft.fft2(y))[:, 1:3], dim=-1)).real
+        + torch.roll(torch.fft.fft(y), 5)[:, :2].imag
+    ),
     "one of them": lambda m, y: torch.view_as_complex(y.view(3, 4, 3, 2)).unsqueeze(0)[0, 1].mul(m.freqs[:4]).real,
 }
 
