@@ -35,7 +35,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _OF_TEMPLATES = f"{__package__}.templates"  # as those in folders of theirs import the others
 BESIDE = (
     "parallel", "runtime", "accumulate", "calls", "gradients", "losses", "optimizers", "rounding", "stored", "training",
-    "buckets", "checkpoints", "compiled", "dtensors", "exits", "launched", "meetings", "moved", "named", "refused",
+    "buckets", "checkpoints", "compiled", "dtensors", "exits", "launched", "meetings", "named", "refused", "remembered",
     "scaled", "states", "steps",
 )  # fmt: skip
 """Modules that stand beside every ``model.py``."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ir.graph import Node, unmoved
+from ir.memory.kept import light_values, needed, owner
 from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
-from pdv.pcg.plan_cost import needed
 from pdv.pcg.units import gathered_once
 from pdv.problem.workload import Execution, Workload
 
@@ -153,6 +153,20 @@ class Setting:
         """
         move = node.op.transition
         return move.gathers and move.after is Replicate and not self.eager and not of_weights(node)
+
+    @cached_property
+    def light(self) -> Mapping[Node, tuple[Node, ...]]:
+        """Values that are made again where backward reads them, each with those that it is made of."""
+        return light_values(self.workload.pcg) if self.train and self.execution.recompute == "light" else {}
+
+    def again_bytes(self, node: Node) -> float:
+        """Of what is made again for a reader's backward, with what that is made of."""
+        if self.gathers_again(node):
+            return self.num_bytes(node)
+        within = owner(node)
+        if within not in self.light:
+            return 0.0
+        return self.num_bytes(within) + sum(map(self.again_bytes, self.light[within]))
 
     def is_flash(self, node: Node) -> bool:
         """True of attention that never writes its scores."""

@@ -89,7 +89,7 @@ class Walk:
 
     def _compute(self, local: Local, read: Sequence[Value]) -> Value:
         """The result of local work, allocated, or a view of what is read."""
-        node, shape = local.node, local.result.shape
+        node, shape, setting = local.node, local.result.shape, self.setting
         if node.op.strides is not None:
             strides = node.op.strides(node.attrs, read[0].layout, shape)
             if strides is not None:
@@ -101,7 +101,11 @@ class Walk:
             sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
             return Value(Storage(0.0, Holder("activations")), layout, tuple(self.heap.keep(s) for s in sources))
         size = float(_size(shape) * _itemsize(node))
-        return Value(self.heap.allocate(size, self._holder("activations", node)), layout)
+        made = self.heap.allocate(size, self._holder("activations", node))
+        if node not in setting.light:
+            return Value(made, layout)
+        sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
+        return Value(made, layout, tuple(self.heap.keep(source) for source in sources))
 
     def _share(self, value: Value, layout: Layout) -> Value:
         """The same memory, read another way."""
@@ -132,8 +136,8 @@ class Walk:
         self.heap.drop(beside)
         if for_use:
             whole.again = num_bytes, move.beside
-        elif setting.gathers_again(node):
-            return Value(whole, layout, (self.heap.keep(read.storage),))
+        elif setting.gathers_again(node) or node in setting.light:
+            return Value(whole, layout, tuple(self.heap.keep(source) for source in read.sources or (read.storage,)))
         return Value(whole, layout)
 
     def _scores(self, node: Node, local: Local) -> list[Storage]:
@@ -254,8 +258,10 @@ class Walk:
         for operand in self.setting.saved(local, local.saved):
             if operand in self.units.of:
                 self.units.reach(self.units.of[operand], backward=True)
-            elif self._drop(operand) or self.setting.gathers_again(operand):
+            elif self._drop(operand):
                 again += self.setting.num_bytes(operand)
+            else:
+                again += self.setting.again_bytes(operand)
         if not self.setting.is_flash(node):
             q, k = (self.setting.shape(operand) for operand in node.operands[:2])
             scores = _size(q) // q[-1] * k[-2] * _itemsize(node)

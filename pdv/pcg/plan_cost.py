@@ -12,7 +12,8 @@ from functools import lru_cache
 from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, together
 from ir.dims import Loops
 from ir.graph import Graph, Node, unmoved
-from ir.memory.layout import Layout, Memory, fresh
+from ir.memory.kept import declared_kept, is_light, light_values, made_of, needed
+from ir.memory.layout import Layout, fresh
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.ops.parts import table_below
@@ -221,7 +222,8 @@ def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str,
         if node.is_leaf or node.op.kind == "parallel":
             continue
         transient = max(transient, float(held[node] + sum(held[operand] for operand in node.operands)))
-    saved = saved_values(pcg, several=problem.several) if problem.train else ()
+    saved = saved_values(pcg, several=problem.several) if problem.train else []
+    saved = made_of(saved, light_values(pcg, depth=len(pcg.nodes))) if problem.lean else saved
     memory = {
         "weights": (trained + whole_bytes(pcg)) * problem.resting,
         "activations": sum(float(held[node]) for node in saved),
@@ -273,21 +275,23 @@ def surely_kept(node: Node) -> frozenset[int | str]:
     Of a product each factor only if another one needs a gradient; nothing that may be a view of what is kept anyway
     (of views see ``written_share``), nor of a node that may keep something else.
     """
-    memory = node.op.memory
-    if not isinstance(memory, Memory):
+    declared = declared_kept(node)
+    if declared is None:
         return frozenset()
-    declared = node.op.saved if memory.saved is None else memory.saved
     return frozenset(needed(node, declared)) | ({"out"} if "out" in declared and node.op.kernel else set())
 
 
-def kept_values(nodes: Iterable[Node]) -> set[Node]:
-    """What some nodes keep for backward for sure, in memory of its own however it is cut; parameters aside."""
+def kept_values(nodes: Iterable[Node], *, lean: bool = False) -> set[Node]:
+    """What some nodes keep for backward for sure, in memory of its own however it is cut; parameters aside.
+
+    ``lean``: where what may be made again is not kept.
+    """
     found: set[Node] = set()
     for node in nodes:
         if node.needs_grad and node.op.kind != "parallel" and not node.is_leaf:
             kept = [node if number == "out" else node.operands[int(number)] for number in surely_kept(node)]
             found.update(value for value in kept if value.op.kernel and not value.is_leaf)
-    return found
+    return {value for value in found if not is_light(value)} if lean else found
 
 
 def written_share(node: Node, sharding: Sharding, mesh: Mesh) -> float:
@@ -318,17 +322,6 @@ def _view(node: Node, sharding: Sharding, mesh: Mesh) -> Layout | None:
         return Layout(shape, strides)
     spread = any(size > 1 and not stride for size, stride in zip(layout.shape, layout.strides, strict=True))
     return Layout(shape, ()) if spread else None
-
-
-def needed(node: Node, declared: Sequence[int | str]) -> list[int]:
-    """Of operands that are declared to be kept, those that are: a gradient by what an operator is linear in has no need
-    of it.
-    """
-    kept = [number for number in declared if isinstance(number, int) and number < len(node.operands)]
-    if node.op.kind not in ("contraction", "map"):
-        return kept
-    others = {n: [x for m, x in enumerate(node.operands) if m != n] for n in kept}
-    return [n for n in kept if frozenset({n}) not in node.op.linear or any(x.needs_grad for x in others[n])]
 
 
 def _keep(node: Node) -> list[Node]:

@@ -29,7 +29,7 @@ from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Pins, Problem
 from pdv.problem.fused import Fused
 from pdv.problem.problem import allow_none
-from pdv.problem.workload import ON_HOST, RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
+from pdv.problem.workload import SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 from pdv.simulate.lowering.in_step import InStep
@@ -120,9 +120,12 @@ class Space:
     @property
     def recomputations(self) -> tuple[Recompute, ...]:
         """What may run again in backward, or wait in the host's memory for it; on the device and kept comes first."""
-        here = RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
-        there = tuple(ON_HOST[one] for one in here)
-        return {None: here, "host": there, "either": (*here, *there)}[self.pinned.activations]
+        return self.pinned.recomputations(compiled=self.problem.fused is not None)
+
+    @property
+    def lean(self) -> bool:
+        """Whether what is light may be made again in backward, and so is not surely kept for it."""
+        return "light" in self.recomputations
 
     def orders(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
@@ -332,7 +335,7 @@ class Space:
 
     @cached_property
     def _surely_kept(self) -> float:
-        return float(sum(value.type.num_bytes for value in kept_values(self.problem.graph.nodes)))
+        return float(sum(value.type.num_bytes for value in kept_values(self.problem.graph.nodes, lean=self.lean)))
 
     @property
     def is_bounded(self) -> bool:

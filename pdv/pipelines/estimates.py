@@ -19,9 +19,9 @@ from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.lengthen import places_of
 from pdv.pipelines.mixing import Mixture, mix
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
-from pdv.pipelines.profile import ByStage
+from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.shorten import Short, shorten
-from pdv.problem.recomputation import HOSTED
+from pdv.problem.recomputation import HOSTED, WHOLE
 from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
@@ -40,7 +40,7 @@ FULL = 0.97  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
 UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory inside may pay
 WHOLES = 32  # that are kept: estimates of one inside follow each other
-HELD = ("resting_bytes", "kept_bytes", "sent_bytes")  # of a profile
+HELD = ("resting_bytes", "kept_bytes", "light_bytes", "sent_bytes")  # of a profile
 BETWEEN = (0.85, 0.72)  # of what the fastest inside holds, that stages with less room may hold
 LESS = 0.93  # of the memory, that is tried next
 ABOUT = 1.5  # times the micro-batches that 1F1B holds: so many count as these, and insides are searched once for both
@@ -132,27 +132,38 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
-        fastest_s = 0.0
-        for recompute in self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
-            if AGAIN * fastest_s > below_s:
+        modes = self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]
+        first = [one for one in modes if one not in (*WHOLE, *HOSTED)]
+        for group in (first, *([one] for one in modes if one not in first)):
+            large: list[Estimate] = []  # what may be better with less in memory
+            fastest_s, fitting = math.inf, False
+            for recompute in group:
+                found = self._in_orders(candidate, inside, recompute)
+                if not found:
+                    break
+                yield from found
+                fastest_s = min(fastest_s, found[0].step_s)
+                fits = [one.step_s for one in found if one.fits]
+                below_s = min([below_s, *fits])
+                fitting = fitting or (bool(fits) and (recompute == "none" or self.space.pinned.activations != "either"))
+                uneven = bool(fits) and self._is_uneven(found[0])
+                if not fits or uneven:
+                    large.append(self._evenly(found[0]) if fits else found[0])
+                elif fitting:
+                    break
+            for less in large:
+                if FASTER * less.step_s < below_s and self._least(candidate, less.mode.recompute) <= self.limit:
+                    for one in self._within(less, below_s):
+                        below_s = min(below_s, one.step_s if one.fits else math.inf)
+                        yield one
+            if fitting or AGAIN * fastest_s > below_s:
                 return
-            modes = [Mode(recompute, *order) for order in self.space.orders(candidate, recompute)]
-            if not modes:
-                return
-            extra = self._extra(candidate, inside, recompute)
-            found = [*filter(None, (self._estimate(candidate, inside, mode, None, extra) for mode in modes))]
-            if not found:
-                return
-            yield from found
-            fastest_s = found[0].step_s
-            fits = any(one.fits for one in found)
-            less = self._evenly(found[0]) if fits and self._is_uneven(found[0]) else None if fits else found[0]
-            if less and FASTER * less.step_s < below_s and self._least(candidate, recompute) <= self.limit:
-                for one in self._within(less, below_s):
-                    below_s = min(below_s, one.step_s if one.fits else math.inf)
-                    yield one
-            if fits and (recompute == "none" or self.space.pinned.activations != "either"):
-                return
+
+    def _in_orders(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> list[Estimate]:
+        """An inside in each order of passes."""
+        modes = [Mode(recompute, *order) for order in self.space.orders(candidate, recompute)]
+        extra = self._extra(candidate, inside, recompute) if modes else Extra()
+        return [*filter(None, (self._estimate(candidate, inside, mode, None, extra) for mode in modes))]
 
     def in_turns(self, one: Estimate, below_s: float) -> Iterator[Estimate]:
         """The same with several stages on each rank, where that may take less than ``below_s``; the most come first."""
@@ -179,7 +190,8 @@ class Estimates:
             return None
         flight = held_at_once(candidate, one.inside, mode)
         for part in BETWEEN:
-            self.insides.within(candidate, one.inside.held_bytes(flight) * part, flight)
+            room = one.inside.held_bytes(flight, lean=mode.lean) * part
+            self.insides.within(candidate, room, flight, lean=mode.lean)
         insides = tuple(self.insides.known[candidate].values())
         extras = [self._extra(candidate, each, mode.recompute) for each in insides]
         each = zip(insides, extras, strict=True)
@@ -222,12 +234,12 @@ class Estimates:
         """
         candidate, mode = free.candidate, free.mode
         flight = held_at_once(candidate, free.inside, mode)
-        limit, most = self._limit_of(candidate), free.inside.held_bytes(flight)
+        limit, most = self._limit_of(candidate), free.inside.held_bytes(flight, lean=mode.lean)
         room = most * limit / free.needed_bytes
         large, small = (most, free), (0.0, free)
         digests = {free.inside.plan.pcg.digest}
         for _ in range(LIMITS):
-            less = self.insides.within(candidate, room, flight)
+            less = self.insides.within(candidate, room, flight, lean=mode.lean)
             if less is None or less.plan.pcg.digest in digests:
                 return
             digests.add(less.plan.pcg.digest)
@@ -331,7 +343,7 @@ class Estimates:
         first, last = walked[0], walked[-1]
         if kept is None:
             rests = ~np.array(inside.pieces.layers) if recompute in HOSTED else True
-            said = float(((own.entering_bytes if recompute == "full" else own.kept_bytes) * rests)[: sizes[0]].sum())
+            said = float((_left_of(own, recompute) * rests)[: sizes[0]].sum())
             left = first.curve[0].after_bytes - first.curve[-1].after_bytes  # behind the first pass, and at rest
             kept = max(FEWER, left / said) if said else 1.0
         profiles = ByStage(inside.profiles.kinds, (0,) * count)
@@ -349,9 +361,10 @@ def promising_first(every: Sequence[Estimate], limit: float, smallest: int) -> l
     return [*sorted(near, key=lambda one: (not one.promising, one.step_s)), *rest[:smallest]]
 
 
-def share(short: Short, inside: Inside, flight: float) -> float:
-    """Of the bytes of the whole program, what its short one has."""
-    own = inside.profiles[0].resting_bytes + flight * inside.profiles[0].kept_bytes
+def share(short: Short, inside: Inside, flight: float, *, lean: bool) -> float:
+    """Of the bytes of the whole program, what its short one has; ``lean``: as of ``Inside.held_bytes``."""
+    profile = inside.profiles[0]
+    own = profile.resting_bytes + flight * (profile.light_bytes if lean else profile.kept_bytes)
     return float(own.sum() / short.stretch(own).sum())
 
 
@@ -362,10 +375,17 @@ def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     flight = in_flight(pipeline, 0) / mode.virtual
     if candidate.in_order <= flight < ABOUT * candidate.in_order:
         flight = candidate.in_order
-    left = own.entering_bytes if mode.recompute == "full" else own.kept_bytes
+    if mode.lean:
+        return flight
+    left = _left_of(own, mode.recompute)
     left = left * ~np.array(inside.pieces.layers) if mode.recompute in HOSTED else left
     kept, left_of_it = float(own.kept_bytes.sum()), float(left.sum())
     return flight * max(FEWER, left_of_it / kept) if mode.recompute != "none" and kept else flight
+
+
+def _left_of(own: Profile, recompute: Recompute) -> Numbers:
+    """[pieces] bytes that one micro-batch keeps of each for its backward pass."""
+    return {"full": own.entering_bytes, "light": own.light_bytes}.get(recompute, own.kept_bytes)
 
 
 def _of_one_kind(cluster: Cluster) -> Cluster:

@@ -41,10 +41,13 @@ class Inside:
     profiles: ByStage
     timings: tuple[Timing, ...]
 
-    def held_bytes(self, flight: float) -> float:
-        """Bytes of all stages together, with so many micro-batches' activations, as a search's limit counts them."""
+    def held_bytes(self, flight: float, *, lean: bool) -> float:
+        """Bytes of all stages together, with so many micro-batches' activations, as a search's limit counts them.
+
+        ``lean``: where light values are made again in backward.
+        """
         own = self.profiles[0]
-        return float(own.resting_bytes.sum() + flight * own.kept_bytes.sum())
+        return float(own.resting_bytes.sum() + flight * (own.light_bytes if lean else own.kept_bytes).sum())
 
 
 class Insides:
@@ -79,17 +82,18 @@ class Insides:
         """The fastest inside, whatever memory it takes; None if there is none."""
         if candidate not in self._free:
             # counted as limits will have it that are asked for next
-            self._free[candidate] = self._solve(candidate, FREE, 1.0 / candidate.in_order)
+            self._free[candidate] = self._solve(candidate, FREE, 1.0 / candidate.in_order, lean=False)
         return self._free[candidate]
 
-    def within(self, candidate: Candidate, limit: float, flight: float) -> Inside | None:
+    def within(self, candidate: Candidate, limit: float, flight: float, *, lean: bool) -> Inside | None:
         """The fastest inside that holds no more than ``limit`` bytes, all stages together.
 
-        ``flight``: how many micro-batches' activations are held at once, as a share of what backward needs of each.
+        ``flight``: how many micro-batches' activations are held at once, as a share of what backward needs of each;
+        ``lean``: without what is light, which is made again.
         """
-        return self._solve(candidate, limit / flight, 1.0 / flight)
+        return self._solve(candidate, limit / flight, 1.0 / flight, lean=lean)
 
-    def _solve(self, candidate: Candidate, limit: float, resting: float) -> Inside | None:
+    def _solve(self, candidate: Candidate, limit: float, resting: float, *, lean: bool) -> Inside | None:
         graph = self.graph_of(candidate.micro_batches)
         if graph is None:
             return None
@@ -107,8 +111,9 @@ class Insides:
         )
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         once, several = 1.0 / candidate.spread, candidate.several
-        problem = replace(plain, memory_limit=limit, resting=resting, once=once, several=several, adding_s=adding_s)
-        key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
+        counted = replace(plain, memory_limit=limit, resting=resting, lean=lean)
+        problem = replace(counted, once=once, several=several, adding_s=adding_s)
+        key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting, lean)
         if key not in self._known:
             links = problem.mesh, problem.axes
             moves = self._moves.setdefault(links, Redistribution(*links, problem.bucket_bytes))
@@ -193,6 +198,7 @@ class Insides:
             once=1.0,
             several=False,
             resting=1.0,
+            lean=False,
             versions=1,
             adding_s=0.0,
             memory_limit=self.space.problem.memory_limit,

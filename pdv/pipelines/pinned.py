@@ -18,7 +18,7 @@ from pdv.cluster import Cluster
 from pdv.pcg.in_slices import in_slices
 from pdv.pcg.over_time import TIME
 from pdv.problem import Problem
-from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, STALE, Order, Recompute
+from pdv.problem.workload import ON_HOST, ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, STALE, Order, Recompute
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 from pdv.schedule.slices import ASKED as ASKED_OF_SLICES
@@ -71,6 +71,16 @@ class Pinned:
         """Whether batch and model taken as a whole are among what is allowed."""
         again = self.recompute not in (None, "none") or self.activations == "host"
         return self.stages in (None, 1) and self.micro_batches in (None, 1) and not again
+
+    def recomputations(self, *, compiled: bool) -> tuple[Recompute, ...]:
+        """What may run again in backward, or wait in the host's memory for it; on the device and kept comes first.
+
+        A compiler decides for itself what is light enough to be made again.
+        """
+        found = tuple(one for one in RECOMPUTATIONS if one != "light" or not compiled)
+        here = found if self.recompute is None else (self.recompute,)
+        there = tuple(ON_HOST[one] for one in here if one in ON_HOST)
+        return {None: here, "host": there, "either": (*here, *there)}[self.activations]
 
     @property
     def may_take_turns(self) -> bool:
@@ -200,7 +210,7 @@ class Pinned:
             return
         ranks, each = self.stages or 2, self.virtual_stages or self.virtual(order)[0]
         count = self.micro_batches if self.micro_batches and self.stages else 2 * ranks
-        leaves = self.recompute == "full" or self.activations == "host"
+        leaves = self.recompute not in (None, "none") or self.activations == "host"
         if wrong := why_not(order, ranks, each, count, recomputes=leaves):
             raise UsageError(wrong, ASKED)
 

@@ -39,6 +39,11 @@ class Mode:
     order: Order = "1f1b"
     virtual: int = 1
 
+    @property
+    def lean(self) -> bool:
+        """Whether light values are not kept for backward, but made again."""
+        return self.recompute == "light"
+
 
 @dataclass(frozen=True)
 class Extra:
@@ -309,6 +314,8 @@ class Whole:
 
         def timed(own: Profile, timing: Timing) -> Profile:
             forward, backward = timing.forward_s, timing.backward_s
+            if self.mode.lean:
+                backward = backward + own.light_s
             if self.mode.recompute in HOSTED:
                 again = self.mode.recompute == "full-hosted"
                 moved = (own.entering_bytes if again else own.kept_bytes) * np.array(self.layers)
@@ -327,8 +334,8 @@ class Whole:
 
     def _left(self, own: Profile) -> Numbers:
         """[pieces] of what a micro-batch keeps, all that is left on the device."""
-        hosted = self.mode.recompute in HOSTED
-        return own.kept_bytes * ~np.array(self.layers) if hosted else own.kept_bytes
+        kept = own.light_bytes if self.mode.lean else own.kept_bytes
+        return kept * ~np.array(self.layers) if self.mode.recompute in HOSTED else kept
 
     @cached_property
     def _kept(self) -> ByStage:

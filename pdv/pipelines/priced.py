@@ -80,7 +80,7 @@ class Pricer:
                 return
             before = digest
             room *= LESS if needed and needed <= limit else min(CLOSER, CLOSE * limit / max(limit, needed))
-            inside = self.insides.within(candidate, room, flight)
+            inside = self.insides.within(candidate, room, flight, lean=estimate.mode.lean)
 
     def mixed(self, mixing: Mixing) -> Iterator[Found]:
         """The plan whose stages differ; one that holds less, while it does not fit."""
@@ -134,12 +134,13 @@ class Pricer:
         """Bytes of all stages that an inside may take where the estimate's does not fit, and the one to begin with."""
         candidate = estimate.candidate
         flight = held_at_once(candidate, estimate.inside, estimate.mode)
-        room = estimate.inside.held_bytes(flight) if estimate.room is None else estimate.room
+        lean = estimate.mode.lean
+        room = estimate.inside.held_bytes(flight, lean=lean) if estimate.room is None else estimate.room
         if not self.is_short:
-            room /= share(self.short, estimate.inside, flight)
+            room /= share(self.short, estimate.inside, flight, lean=lean)
         if estimate.room is None:
             return room, self.insides.free(candidate)
-        return room, self.insides.within(candidate, room, flight)
+        return room, self.insides.within(candidate, room, flight, lean=lean)
 
     @property
     def is_short(self) -> bool:

@@ -5,7 +5,7 @@ Pieces are what a pipeline may be cut between (`pdv.schedule.pieces`). Entry poi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ir.graph import Graph, Node, unmoved
+from ir.memory.kept import light_values, made_of
 from ir.sharding import local_bytes
 from ir.verify import infer_shardings
 from pdv.cost.breakdown import PlanCost
@@ -34,6 +35,7 @@ class Profile:
             updated, where that is done once a step.
         resting_bytes: parameters, copies of them that a step keeps, and what training keeps of them.
         kept_bytes: of one micro-batch between its forward and its backward.
+        light_bytes: the same where light values are made again, which takes ``light_s``.
         sent_bytes: what passes from the piece to those behind it.
     """
 
@@ -43,6 +45,8 @@ class Profile:
     optimizer_s: Numbers
     resting_bytes: Numbers
     kept_bytes: Numbers
+    light_bytes: Numbers
+    light_s: Numbers
     sent_bytes: Numbers
 
     def map(self, change: Callable[[Numbers], Numbers]) -> Profile:
@@ -123,15 +127,19 @@ def profile(
     update_s: of the host, for each parameter that the optimizer updates.
     """
     cost = plan_cost(problem, pcg)
-    seconds = np.zeros((4, count))
+    seconds = np.zeros((5, count))
     for node, one in cost.nodes.items():
-        piece, kept = piece_of[node], gathered_once(node, several=problem.several)
-        seconds[3 if kept else 0, piece] += one.forward_s
-        seconds[2 if kept or _is_sum(node) else 1, piece] += one.backward_s
-    held = _bytes(problem, pcg, piece_of, count)
-    forward_s, backward_s, sums_s, gathers_s = seconds
+        piece, once = piece_of[node], gathered_once(node, several=problem.several)
+        seconds[3 if once else 0, piece] += one.forward_s
+        seconds[2 if once or _is_sum(node) else 1, piece] += one.backward_s
+    light = light_values(pcg) if problem.train else {}
+    for node in light:
+        seconds[4, piece_of[node]] += cost.nodes[node].forward_s
+    resting, kept, left, sent = _bytes(problem, pcg, piece_of, count, light)
+    forward_s, backward_s, sums_s, gathers_s, light_s = seconds
     gathers_s = np.maximum(0.0, gathers_s - np.append(0.0, forward_s[:-1]))  # beside the piece before
-    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, update_s, count) + gathers_s, *held)
+    optimizer_s = _optimizer(cost, pcg, piece_of, update_s, count) + gathers_s
+    return Profile(forward_s, backward_s, sums_s, optimizer_s, resting, kept, left, light_s, sent)
 
 
 def _is_sum(node: Node) -> bool:
@@ -149,10 +157,16 @@ def _optimizer(cost: PlanCost, pcg: Graph, piece_of: Mapping[Node, int], update_
     return np.maximum(found, hosts)
 
 
-def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> tuple[Numbers, Numbers, Numbers]:
-    """[pieces] at rest, kept by a micro-batch, and passed on behind each piece."""
+def _bytes(
+    problem: Problem,
+    pcg: Graph,
+    piece_of: Mapping[Node, int],
+    count: int,
+    light: Mapping[Node, Sequence[Node]],
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """[pieces] at rest, kept by a micro-batch, kept with ``light`` values made again, and passed on behind each."""
     shardings = infer_shardings(pcg, problem.mesh)
-    resting, kept, passed = np.zeros((3, count))
+    resting, kept, left, passed = np.zeros((4, count))
     for node in pcg.nodes:
         if node.is_leaf and pcg.users[node]:
             held = local_bytes(node.type, shardings[node], problem.mesh)
@@ -163,6 +177,8 @@ def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: in
         elif not node.is_leaf and not unmoved(node).is_leaf:
             last = max((piece_of[reader] for reader in pcg.users[node]), default=0)
             passed[piece_of[node] : last] += local_bytes(node.type, shardings[node], problem.mesh)
-    for node in saved_values(pcg, several=problem.several) if problem.train else ():
-        kept[piece_of[node]] += local_bytes(node.type, shardings[node], problem.mesh)
-    return resting, kept, passed
+    saved = saved_values(pcg, several=problem.several) if problem.train else []
+    for found, values in (kept, saved), (left, made_of(saved, light)):
+        for node in values:
+            found[piece_of[node]] += local_bytes(node.type, shardings[node], problem.mesh)
+    return resting, kept, left, passed

@@ -8,7 +8,8 @@
                   ("staleness": 1): what is proved of a step is proved of that batch, at these weights.
     slice         each micro-batch passes the stages in equal slices in time, one behind the other. It asks that no
                   operator needs all positions at once, and that no position depends on later ones, which is proved.
-    recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
+    recompute     backward runs the forward of each layer again, from what that took; or, one by one, what is cheap to
+                  make again of what is kept ("light"). The same values twice ask nothing.
     offload-activations    what layers keep for backward (of a layer that is recomputed: what it takes) is in the host's
                   memory until then. Copies are the identity.
     round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
@@ -90,6 +91,8 @@ PARTS = ["parts"]
 """What is compiled: each block that a model repeats, or all of it (``model.compile``)."""
 LAYERS = ["layers"]
 """What is computed again, or has what it keeps on the host: the model's repeated layers (``pdv.schedule.pieces``)."""
+LIGHT = ["light"]
+"""What is computed again: light values (``ir.memory.kept``)."""
 
 
 def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[dict[str, Any]]:
@@ -111,8 +114,9 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
     if execution.moments > 1:
         inputs: list[Any] = [node.attr("name") for node in graph.inputs]
         steps.append({"rule": SLICE, "bindings": {"slices": execution.moments}, "sites": inputs})
-    if execution.recompute in WHOLE:
-        steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
+    if execution.recompute in (*WHOLE, "light"):
+        sites = LAYERS if execution.recompute in WHOLE else LIGHT
+        steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": sites})
     if execution.recompute in HOSTED:
         steps.append({"rule": OFFLOAD_ACTIVATIONS, "bindings": {"to": HOST}, "sites": LAYERS})
     return steps
@@ -207,10 +211,12 @@ def read_running(
     require(order not in STALE or not (kept.master or kept.on_host), f"the order {order} of {ONE_TYPE}")
     waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order, moments=moments))
     require(not waits, f"the order of passes: {waits}")
-    require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
+    light = [step for step in again if step["sites"] == LIGHT]
+    alike = not (light and hosted) and all(step["sites"] in (LAYERS, LIGHT) for step in again)
+    require(len(again) <= 1 and alike, f"what runs again is {again}")
     whole = all(step["sites"] == LAYERS and step["bindings"] == {"to": HOST} for step in hosted)
     require(len(hosted) <= 1 and whole, f"what leaves activations to the host is {hosted}")
-    recompute: Recompute = "full" if again else "none"
+    recompute: Recompute = "light" if light else "full" if again else "none"
     recompute = ON_HOST[recompute] if hosted else recompute
     execution = emitted(cluster(), problem, micro_batches, recompute, order, ranks, moments)
     stages = _with_layers(graph, stage_of, count, ranks, layered=leaves or count > 1)
@@ -311,7 +317,8 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
         scaled = Scaled(problem.products.format.name, frozenset(weights))
     masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
     return Running(
-        stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload,
+        stage_of, *shape, again, hosted, levels, light=execution.recompute == "light", scaled=scaled, masters=masters,
+        offload=offload,
         moments=execution.moments, compiled=problem.fused is not None, joined=_joined(problem, stages, execution),
     )  # fmt: skip
 

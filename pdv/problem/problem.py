@@ -94,7 +94,7 @@ class Problem:
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
     ``hides``: gradients of parameters move behind compute, at no price but ``slowed``, the share of their time that
     this takes of compute: what costs so bounds a step from below. Those of the parameters that ``last`` reads, whose
-    backward is the last of a step, are waited for.
+    backward is the last of a step, are waited for. ``lean``: nor is what may be made again in backward kept for it.
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
     ``versions``: of parameters, that a step keeps (PipeDream-2BW has two).
     ``products``: those of layers that multiply in a narrower format, if any do.
@@ -119,6 +119,7 @@ class Problem:
     bucket_bytes: float = 0.0
     adding_s: float = 0.0
     hides: bool = False
+    lean: bool = False
     slowed: float = 0.0
     last: Node | None = None
     precision: Precision = AS_EMITTED

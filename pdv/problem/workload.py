@@ -21,7 +21,7 @@ from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "eager-1f1b", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"]
 Recompute = Literal[
-    "none", "hosted", "selective", "operators", "elementwise", "offload", "alternate", "full", "full-hosted"
+    "none", "hosted", "light", "selective", "operators", "elementwise", "offload", "alternate", "full", "full-hosted"
 ]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
@@ -34,7 +34,7 @@ AHEAD: Mapping[Order, int] = {"1f1b": 1, "eager-1f1b": 2}  # forward passes ahea
 STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of older weights; others have none
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
-RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
+RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "light", "full")  # that they know
 BUCKET_BYTES = 25.0 * 2**20  # of gradients that are summed at once, by the emitted program as by DDP
 ON_HOST: Mapping[Recompute, Recompute] = {"none": "hosted", "full": "full-hosted"}  # what is kept waits there
 
@@ -81,6 +81,8 @@ class Execution:
         order: of micro-batches in a stage (`pdv.schedule.order`).
         recompute: "full": of each layer only its input is kept, and forward runs again in backward (Chen et al., 2016);
             "alternate": the same of every second layer (torchtitan's selective checkpointing by layer);
+            "light": of what backward reads, what is cheap to make of what is kept is made again, and activations are
+            gathered again, one by one (``ir.memory.kept``), as the emitted program has it;
             "selective": attention's inside alone is computed again (Korthikanti et al., MLSys'23, section 5);
             "operators": of a layer the results of attention and of every second product are kept, all else is computed
             again (torchtitan's selective activation checkpointing by operator); "elementwise": the results of all

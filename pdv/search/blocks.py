@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ir.graph import Graph, Node, bottlenecks
+from ir.memory.kept import is_light
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.proof.repeats import Repeat, find_repeats
@@ -224,7 +225,9 @@ def block_of(
     """A block with its key; parameters that are not ``tied`` and read more than once are its own."""
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
     own = {param: number for number, param in enumerate(p for p, count in reads.items() if count > 1)}
-    local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
+    local: dict[Node, str] = (
+        {} if source is None else {source: f"source {source.type} {source.needs_grad} {is_light(source)}"}
+    )
     lines = [f"{local[source]} {source in outputs} {source in updates}" if source is not None else "start"]
     for number, node in enumerate(nodes):
         operands = [local.get(operand) or _outside_key(operand, tied, own) for operand in node.operands]
@@ -238,7 +241,7 @@ def block_of(
 
 def _outside_key(leaf: Node, tied: Mapping[Node, int], own: Mapping[Node, int]) -> str:
     if not leaf.is_leaf:
-        return f"beside {leaf.type}"
+        return f"beside {leaf.type} {is_light(leaf)}"
     if leaf.is_const:
         return f"const {leaf.type}"
     if leaf in tied:

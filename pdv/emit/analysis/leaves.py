@@ -6,10 +6,11 @@ their way from storage to use (``all_gather(local(self.weight), 0, dp)``) and co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node
+from ir.memory.kept import light_values
 from pdv.pcg.over_time import TIME
 
 
@@ -35,11 +36,12 @@ class Reading:
     """What each node of a PCG reads, once operators that do nothing are gone.
 
     ``replicate`` of a value without gradient only names a state; ``users`` are counted without it. ``several``: whether
-    micro-batches in flight share copies of weights.
+    micro-batches in flight share copies of weights; ``light``: whether light values are made again in backward.
     """
 
-    def __init__(self, graph: Graph, *, several: bool = False) -> None:
+    def __init__(self, graph: Graph, *, several: bool = False, light: bool = False) -> None:
         self.graph, self.several = graph, several
+        self.light: Collection[Node] = light_values(graph) if light else ()
         self.overwritten = frozenset(name for name, _ in graph.updates)
         self._leaves: dict[Node, Leaf] = {}
         users: dict[Node, dict[Node, None]] = {node: {} for node in graph.nodes}

@@ -32,6 +32,8 @@ FLOAT8 = ("float8_linear", "float8_linear_by_rows")
 """Functions of ``float8.py``: products in narrow formats."""
 HOSTED = ("on_host",)
 """Of ``rounding.py``: what backward needs waits in the host's memory."""
+REMEMBERED = ("again",)
+"""Of ``remembered.py``: what backward reads is computed again."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 PIPELINE = ("PipelinedModule", "Stage")
@@ -44,6 +46,7 @@ MODULES = {
     "operators": HELPERS,
     "parallel": PARALLEL,
     "pipeline": PIPELINE,
+    "remembered": REMEMBERED,
     "rounding": HOSTED,
     "runtime": RUNTIME,
     "slices": SLICES,

@@ -45,6 +45,8 @@ class Running:
     """Whether what of each layer is kept for backward is in the host's memory in between."""
     levels: tuple[tuple[int, ...], ...] = ()
     """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
+    light: bool = False
+    """Whether what is cheap to make again of what is kept is made again where backward reads it."""
     scaled: Scaled | None = None
     """Products that are run in a narrow format."""
     masters: bool = False

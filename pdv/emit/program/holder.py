@@ -71,13 +71,16 @@ class Holder:
         given = list(takes) or names
         axes = axis_lines(self.lines, self.setting.axes)
         docs = [f'        """{doc}"""'] if doc else []
-        regather = any(node.attr("regather") for node in self._held)
+        light = bool(self.setting.reading.light)
+        regather = light or any(node.attr("regather") for node in self._held)
         if given == names and not regather and not self.again:
             return [*signature("forward", names, results), *docs, *axes, *self.lines]
         made = call("self.compute", *given)
         if self.again:
             made = self.again.call("self.compute", "self", given, moves=self.setting.moves)
         gathered = "with regathering():  # gathered weights are dropped after use, and gathered again in backward"
+        if light:
+            gathered = "with regathering():  # what again() gives, or regathers, is dropped and made again in backward"
         return [
             *signature("forward", given, results),
             *docs,

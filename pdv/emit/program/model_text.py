@@ -123,7 +123,7 @@ class _Program:
         self._running = running
         shardings = shapes.shardings
         check_returned(graph, shardings)  # there is nothing to add to what was proved
-        reading = Reading(graph, several=running.shares_copies)
+        reading = Reading(graph, several=running.shares_copies, light=running.light)
         self._shapes = shapes
         constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}

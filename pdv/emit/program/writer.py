@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,8 @@ from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting
 from pdv.pcg.over_time import TIME
 from pdv.pcg.units import gathered_once, joins_unit
+
+FUNCTIONS = {ast.Add: "torch.add", ast.Sub: "torch.sub", ast.Mult: "torch.mul", ast.Div: "torch.div"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,17 @@ class Writer:
         is_view = node.op.strides is not None  # of a buffer, it would show what that is overwritten with
         read = self.kept if node.needs_grad or is_view else self.operand
         if node.op.takes_vectors:
-            return self.writing.write(node, [read(operands[0]), *(self.leaf(x, column=False) for x in operands[1:])])
-        return self.writing.write(node, [read(x) for x in operands])
+            return self._write(node, [read(operands[0]), *(self.leaf(x, column=False) for x in operands[1:])])
+        return self._write(node, [read(x) for x in operands])
+
+    def _write(self, node: Node, operands: Sequence[Code]) -> Code:
+        """An operator; a light one so that backward makes its value again."""
+        if node not in self.reading.light:
+            return self.writing.write(node, operands)
+        if node.op.kind == "parallel":
+            return replace(self.writing, regather=True).write(node, operands)
+        names = [Code(f"given{number}") for number in range(len(operands))]
+        return _again(self.writing.write(node, names), names, operands) or self.writing.write(node, operands)
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
@@ -100,3 +112,18 @@ class Writer:
         """A parameter gathered with its unit; ``axes``: along which its gradient is summed, too."""
         weight = Code(f"self.{self.attributes[self.reading.resolve(move.operands[0])]}")
         return call("gather", weight, str(move.attr("dim")), variable(move.attr("axis")), *axes)
+
+
+def _again(made: Code, names: Sequence[Code], operands: Sequence[Code]) -> Code | None:
+    """``again(F.gelu, x)``, of what operands make that are called ``names``; None if it reads other variables."""
+    known = {name.text: operand for name, operand in zip(names, operands, strict=True)}
+    tree = ast.parse(made.text, mode="eval").body
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    plain = [argument for argument in made.arguments if argument.text not in known]
+    if made.head and not any(name in code for name in known for code in (made.head, *(one.text for one in plain))):
+        return call("again", made.head, *(known.get(argument.text, argument) for argument in made.arguments))
+    if isinstance(tree, ast.BinOp) and [ast.unparse(x) for x in (tree.left, tree.right)] == list(known):
+        return call("again", FUNCTIONS[type(tree.op)], *operands)
+    if read <= {*known, "F", "torch"}:
+        return call("again", f"lambda {', '.join(known)}: {made.text}", *operands)
+    return None

@@ -28,17 +28,8 @@ from torch.distributed.tensor import DTensor
 from .gradients import GradientSums, Leaf, Leaves, local
 from .kernels.buckets import Reads
 from .kernels.compiled import ready
-from .parallel import (
-    Axis,
-    all_gather,
-    check_version,
-    gather_single,
-    join_blocks,
-    pack,
-    remember,
-    scatter_single,
-    unpack,
-)
+from .kernels.remembered import check_version, pack, remember, unpack
+from .parallel import Axis, all_gather, gather_single, join_blocks, scatter_single
 from .rounding import Rounding, note
 from .stored import local_piece
 

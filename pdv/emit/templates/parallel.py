@@ -22,15 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .kernels.compiled import outside
+from .kernels.remembered import Shared, check_version, pack, remember, unpack
 
 # torch 2.13 renamed both.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -311,90 +311,26 @@ def _block_size(x: Tensor, dim: int, axis: Axis) -> int:
     return x.size(dim) // axis.size
 
 
-# ---- Gathered weights that are not kept for backward (ZeRO-3) ----
+# ---- What is gathered again in backward ----
 
 
-class Recipe(Protocol):
-    """How to get a gathered tensor again."""
-
-    def again(self) -> Tensor:
-        """All of it, row-major."""
-
-
-@dataclass(frozen=True)
-class _Gathered:
+@dataclass(eq=False)
+class _Gathered(Shared):
     """From its shard, which may itself be gathered along another axis."""
 
-    shard: Tensor | _Saved
+    shard: Any  # as ``pack`` has it
     dim: int
     axis: Axis
     version: int
 
-    def again(self) -> Tensor:
-        """See Recipe."""
+    def make(self) -> Tensor:
+        """See ``Shared``."""
         if isinstance(self.shard, Tensor):
             check_version(self.shard._version, self.version)  # noqa: SLF001
         return _all_gather(unpack(self.shard), self.dim, self.axis)
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """A gathered tensor, or a view of one, as autograd keeps it: the recipe and the view's geometry."""
-
-    source: Recipe
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-
-# By address of the gathered memory, with a weak reference to it: whoever has that address later is no gathered tensor.
-_live: dict[int, tuple[Recipe, StorageWeakRef]] = {}
-
-
-def remember(gathered: Sequence[tuple[Tensor, Recipe]]) -> None:
-    """Note how to get tensors again."""
-    for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
-        del _live[address]
-    for whole, recipe in gathered:
-        storage = whole.untyped_storage()
-        _live[storage.data_ptr()] = recipe, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def check_version(now: int, version: int) -> None:
-    """Whether a shard is as it was.
-
-    Raises:
-        RuntimeError: if not, as autograd would of what it saves.
-    """
-    if now != version:
-        raise RuntimeError(
-            "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
-            "Its gradient would be that of other values. Step the optimizer after backward."
-        )
-
-
 def _remembered(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
-    if axis.size > 1:
+    if axis.size > 1 and not torch.compiler.is_compiling():
         remember([(whole, _Gathered(pack(shard.detach()), dim, axis, shard._version))])  # noqa: SLF001
     return whole
-
-
-def _is_gone(memory: StorageWeakRef | None) -> bool:
-    return memory is None or bool(memory.expired())  # type: ignore[no-untyped-call]
-
-
-@outside
-def pack(x: Tensor) -> Tensor | _Saved:
-    """Of a tensor that autograd saves: itself, or how to get it again."""
-    source, memory = _live.get(x.untyped_storage().data_ptr(), (None, None))
-    if source is None or _is_gone(memory):
-        return x
-    return _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
-
-
-@outside
-def unpack(saved: Tensor | _Saved) -> Tensor:
-    """What was packed."""
-    if isinstance(saved, Tensor):
-        return saved
-    return saved.source.again().as_strided(saved.size, saved.stride, saved.offset)

@@ -17,7 +17,7 @@ what it saves. Behind the block that is copied to the host, beside the blocks th
 the block behind it (vDNN, Rhu et al., MICRO'16). So a device has the block at work and one more: before a block begins,
 copies of the one before the last are waited for, whichever pass it was of. The host's memory is in pages that a GPU
 reads and writes by itself. A CPU is its own host: there the same is done, and nothing saved. Weights stay where they
-are, and what is gathered again in backward is not kept at all (``parallel.pack``).
+are, and what is gathered again in backward is not kept at all (``remembered.pack``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .kernels.compiled import outside
-from .parallel import pack, unpack
+from .kernels.remembered import pack, unpack
 
 
 class _Open(local):

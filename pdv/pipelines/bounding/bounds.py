@@ -227,7 +227,7 @@ class Bounds:
         found: list[float] = []
         for order, each in self._orders(candidate):
             rooms = self._rooms(candidate, order, each)
-            if "none" in self.space.recomputations:
+            if not {"none", "light"}.isdisjoint(self.space.recomputations):
                 busy_s = max(whole_s, kept_of(rooms) * count / stages)
                 found.append(self._fitted_s(candidate, (order, each), busy_s, fits, rooms))
             if self._may_host:

@@ -54,10 +54,12 @@ class HeldBlocks:
     kept: Numbers
 
     @classmethod
-    def of(cls, source: SourceBlocks, problem: Problem) -> HeldBlocks:
-        """Whatever the mesh is; blocks that are there again hold the same."""
+    def of(cls, source: SourceBlocks, problem: Problem, *, lean: bool) -> HeldBlocks:
+        """Whatever the mesh is; blocks that are there again hold the same. ``lean``: as of ``kept_values``."""
         blocks = [block for block in source.blocks if not block.beside]
-        held = {block.nodes: (_resting(block, source, problem), _kept(block)) for block in dict.fromkeys(blocks)}
+        held = {
+            block.nodes: (_resting(block, source, problem), _kept(block, lean=lean)) for block in dict.fromkeys(blocks)
+        }
         resting, kept = np.array([held[block.nodes] for block in blocks]).T
         return cls(len(source.blocks) - len(blocks), spans(source.graph, blocks), resting, kept)
 
@@ -101,6 +103,7 @@ def _resting(block: Block, source: SourceBlocks, problem: Problem) -> float:
     return float(sum(problem.held_bytes(one, one.num_bytes) for one in trained))
 
 
-def _kept(block: Block) -> float:
+def _kept(block: Block, *, lean: bool) -> float:
     """Bytes of the block's own values that backward keeps for sure."""
-    return float(sum(value.type.num_bytes for value in set(block.nodes).intersection(kept_values(block.nodes))))
+    kept = kept_values(block.nodes, lean=lean)
+    return float(sum(value.type.num_bytes for value in set(block.nodes).intersection(kept)))

@@ -73,7 +73,7 @@ class LeastInsides:
         if micro_batches not in self._held:
             source = self.estimates.source(micro_batches)
             assert source is not None, "asked of programs that there are"
-            self._held[micro_batches] = HeldBlocks.of(source, self.space.problem)
+            self._held[micro_batches] = HeldBlocks.of(source, self.space.problem, lean=self.space.lean)
         return self._held[micro_batches]
 
     def _inside(self, candidate: Candidate, kind: Kind) -> LeastInside | None:
@@ -105,8 +105,8 @@ class LeastInsides:
         compute, known, held = self.space.in_step(kind.device), self._known[key], self._blocks(count)
         forward, backward, _ = self.floors.of_blocks(count, mesh, kind.device)
         own = (forward + backward)[held.apart :]
-        rewrites, slowed = self.floors.rewrites, self._slowed
-        return LeastInside(problem, compute, kind.axes, loss_s, own, source, held.spans, rewrites, slowed, known)
+        rewrites, slowed, lean = self.floors.rewrites, self._slowed, self.space.lean
+        return LeastInside(problem, compute, kind.axes, loss_s, own, source, held.spans, rewrites, slowed, lean, known)
 
     @property
     def _slowed(self) -> float:

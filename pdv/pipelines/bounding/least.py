@@ -44,6 +44,7 @@ class LeastInside:
         spans: by block, those beside the way aside, the pieces that it is in.
         rewrites: of a plan; each block may do as written, or so.
         slowed: of what collectives take beside compute, the share that they take of it.
+        lean: whether what is light may be made again in backward.
         known: configurations of problems that differ from this one in their programs alone.
     """
 
@@ -56,6 +57,7 @@ class LeastInside:
     spans: Sequence[range]
     rewrites: Rewrites
     slowed: float
+    lean: bool
     known: KnownConfigs
     _runs: dict[float, Numbers] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ class LeastInside:
             rules=(),
             memory_limit=float("inf"),
             hides=True,
+            lean=self.lean,
             slowed=self.slowed,
             last=self._last,
         )

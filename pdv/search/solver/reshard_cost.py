@@ -309,4 +309,6 @@ class _ValueMoves:
     def _held_bytes(self, needs: Indices) -> Table:
         """[starts, needs] of what a keeping reader holds; nothing where the value's own node holds that copy."""
         held = np.broadcast_to(self.num_bytes[needs], (len(self.starts), len(needs)))
+        if self.moving.configs.problem.lean:  # what is gathered may be gathered again
+            held = np.minimum(held, self.num_bytes[self.starts, None])
         return np.where(self._copy(needs) == self.starts[:, None], 0.0, held) if self.kept_where_made else held

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ir.graph import Node
+from ir.memory.kept import light_values
 from pdv.problem.recomputation import runs_again
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.lowering.entries import Nodes
@@ -65,8 +67,11 @@ class Lowering:
         plain = not self.segments.execution.overlap.activations
         place: dict[Node, int] = {node: run.start + i for run in runs for i, node in enumerate(run.nodes)}
         of = self.nodes.of
+        light = self._light
         if plain:
-            return [tuple(Item(of[n], run.start + i) for i, n in enumerate(run.nodes)) for run in runs]
+            return [
+                tuple(Item(of[n], run.start + i, light=n in light) for i, n in enumerate(run.nodes)) for run in runs
+            ]
         waits: dict[Node, Waits] = {}
         for node in place:
             found = dict.fromkeys(w for operand in node.operands for w in self._wait_for(operand, 0, waits, place))
@@ -76,7 +81,16 @@ class Lowering:
         for node in reversed(place):
             readers = [user for user in users[node] if user in place and of[user].backward]
             behind[node] = tuple(dict.fromkeys(w for user in readers for w in self._wait_for(user, 1, behind, place)))
-        return [tuple(Item(of[n], run.start + i, waits[n], behind[n]) for i, n in enumerate(run.nodes)) for run in runs]
+        return [
+            tuple(Item(of[n], run.start + i, waits[n], behind[n], n in light) for i, n in enumerate(run.nodes))
+            for run in runs
+        ]
+
+    @cached_property
+    def _light(self) -> Collection[Node]:
+        """Nodes whose results are made again in backward."""
+        here = self.nodes.problem.train and self.segments.execution.recompute == "light"
+        return light_values(self.nodes.pcg) if here else ()
 
     def _wait_for(self, node: Node, way: int, waits: dict[Node, Waits], place: dict[Node, int]) -> Waits:
         """What a reader of a node's value (or of its gradient) waits for: kernels are done when it starts."""

@@ -42,6 +42,7 @@ class Item:
     place: int
     waits: Waits = ()  # forward: of operands
     gradient: Waits = ()  # backward: of readers
+    light: bool = False  # made again in backward
 
 
 class Segments:
@@ -99,7 +100,7 @@ class Segments:
             due,
             fused,
             tuple([(entry.number, at) for entry, at in gathers]),
-            tuple([item.entry.number for item in items]),
+            tuple([(item.entry.number, item.light) for item in items]),
             tuple([(_relative(i.waits, start), _relative(i.gradient, start)) for i in items]) if beside else (),
         )
         segment = self._known.get(key)
@@ -205,9 +206,10 @@ class _Work:
         for item in () if self._overlap.gathers else self._items:
             if item.entry.regathers:
                 self._collective(item.entry, item.place, 0, REGATHER, blocks=True)
-        for number in sorted(run_again([OPERATORS[item.entry.name] for item in self._items], recompute)):
-            item = self._items[number]
-            if again or (item.entry.backward and recompute == "selective"):
+        every = run_again([OPERATORS[item.entry.name] for item in self._items], recompute)
+        for number, item in enumerate(self._items):
+            selected = number in every and (again or (item.entry.backward and recompute == "selective"))
+            if selected or item.light:
                 self._forward(number, item, RECOMPUTATION, AGAIN)
         for number in reversed(range(len(self._items))):
             item = self._items[number]
