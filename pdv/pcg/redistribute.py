@@ -62,6 +62,7 @@ class Routes:
         edge: the last step (an edge of ``states``); -1 where there is none.
         length: how many steps; -1 where there is no chain.
         copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
+        rested: what is kept of that copy by a reader that has it gathered again.
         gathered: whether making that copy takes a gather.
         unit: the vertex behind the first step where that gathers a unit; -1 where it does not.
         held: [after] bytes of one device's piece; infinite where a dim does not divide.
@@ -75,6 +76,7 @@ class Routes:
     edge: Indices
     length: Indices
     copy: Indices
+    rested: Indices
     gathered: Flags
     unit: Indices
     held: Seconds
@@ -327,7 +329,7 @@ def _routes(
     weight, named, summed = steps_s
     named_s, summed_s = np.zeros((2, count, count))
     forward_s = np.where(length == 0, 0.0, np.inf)
-    copy = np.broadcast_to(np.arange(count), (count, count)).copy()
+    copy, rested = (np.broadcast_to(np.arange(count), (count, count)).copy() for _ in range(2))
     gathered, behind = np.zeros((count, count), dtype=bool), np.full((count, count), -1)
     for steps in range(1, int(length.max(initial=0)) + 1):
         rows, columns = np.nonzero(length == steps)
@@ -337,8 +339,9 @@ def _routes(
             total[rows, columns] = total[rows, tails] + of_step[last]
         behind[rows, columns] = np.where(states.of_units[last], columns, -1) if steps == 1 else behind[rows, tails]
         copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
+        rested[rows, columns] = np.where(states.names_only[last] | states.joins[last], rested[rows, tails], columns)
         gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
-    return Routes(states, seconds, forward_s, named_s, summed_s, edge, length, copy, gathered, behind, held)
+    return Routes(states, seconds, forward_s, named_s, summed_s, edge, length, copy, rested, gathered, behind, held)
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:

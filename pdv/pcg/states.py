@@ -97,6 +97,11 @@ class StateGraph:
         return np.array([transition_of(step.name).fetches for step in self.steps], dtype=bool)
 
     @cached_property
+    def joins(self) -> Flags:
+        """[edges] whether each rank gets the whole from the blocks of all."""
+        return np.array([transition_of(step.name).gathers for step in self.steps], dtype=bool)
+
+    @cached_property
     def of_units(self) -> Flags:
         """[edges] whether the operator gathers parameters a unit at a time, from where they rest."""
         return np.array([moves_units(transition_of(step.name), step.axis) for step in self.steps], dtype=bool)

@@ -33,6 +33,7 @@ FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
 FASTER = (
     0.94  # times what is fastest for a micro-batch by itself, that less memory may take: it may sum less at the end
 )
+MATCHED = 1.04  # times what would be fastest, that is as good
 SEVERAL = 4  # micro-batches, of which one runs backward with gradients there and others on the way
 AGAIN = 1.2  # times what a plan takes, that it takes at least where layers run again in backward
 LIMITS = 4  # of memory that an inside is solved for at most
@@ -136,25 +137,30 @@ class Estimates:
         first = [one for one in modes if one not in (*WHOLE, *HOSTED)]
         for group in (first, *([one] for one in modes if one not in first)):
             large: list[Estimate] = []  # what may be better with less in memory
-            fastest_s, fitting = math.inf, False
+            fastest_s, own_s, fitting = math.inf, math.inf, False
             for recompute in group:
+                if large and fastest_s > below_s:  # what makes values again takes no less
+                    break
                 found = self._in_orders(candidate, inside, recompute)
                 if not found:
                     break
                 yield from found
                 fastest_s = min(fastest_s, found[0].step_s)
                 fits = [one.step_s for one in found if one.fits]
-                below_s = min([below_s, *fits])
+                own_s = min([own_s, *fits])
+                below_s = min(below_s, own_s)
                 fitting = fitting or (bool(fits) and (recompute == "none" or self.space.pinned.activations != "either"))
                 uneven = bool(fits) and self._is_uneven(found[0])
                 if not fits or uneven:
                     large.append(self._evenly(found[0]) if fits else found[0])
                 elif fitting:
                     break
-            for less in large:
-                if FASTER * less.step_s < below_s and self._least(candidate, less.mode.recompute) <= self.limit:
+            for less in reversed(large):  # of what makes light values again less is missing
+                hopeful = FASTER * less.step_s < below_s and MATCHED * less.step_s < own_s
+                if hopeful and self._least(candidate, less.mode.recompute) <= self.limit:
                     for one in self._within(less, below_s):
-                        below_s = min(below_s, one.step_s if one.fits else math.inf)
+                        own_s = min(own_s, one.step_s if one.fits else math.inf)
+                        below_s = min(below_s, own_s)
                         yield one
             if fitting or AGAIN * fastest_s > below_s:
                 return

@@ -41,7 +41,7 @@ class Inside:
     profiles: ByStage
     timings: tuple[Timing, ...]
 
-    def held_bytes(self, flight: float, *, lean: bool) -> float:
+    def held_bytes(self, flight: float, *, lean: bool = False) -> float:
         """Bytes of all stages together, with so many micro-batches' activations, as a search's limit counts them.
 
         ``lean``: where light values are made again in backward.
@@ -85,7 +85,7 @@ class Insides:
             self._free[candidate] = self._solve(candidate, FREE, 1.0 / candidate.in_order, lean=False)
         return self._free[candidate]
 
-    def within(self, candidate: Candidate, limit: float, flight: float, *, lean: bool) -> Inside | None:
+    def within(self, candidate: Candidate, limit: float, flight: float, *, lean: bool = False) -> Inside | None:
         """The fastest inside that holds no more than ``limit`` bytes, all stages together.
 
         ``flight``: how many micro-batches' activations are held at once, as a share of what backward needs of each;

@@ -25,7 +25,7 @@ from pdv.pipelines.bounding.cells import Cell, multiples
 from pdv.pipelines.bounding.floors import Floor, Floors, issued_seconds
 from pdv.pipelines.bounding.insides import COMING, LeastInsides, flight, resting
 from pdv.pipelines.bounding.least import LeastInside
-from pdv.pipelines.bounding.packing import Packing, Pieces, Turns, held, rounds, slowest_s
+from pdv.pipelines.bounding.packing import Packing, Pieces, Turns, heights, held, rounds, slowest_s
 from pdv.pipelines.bounding.sends import LeastSends
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
@@ -254,7 +254,9 @@ class Bounds:
             return busy_s
         if order[0] == "interleaved":
             most_s = min(max(busy_s, self.enough_s), MOST * busy_s)
-            return Turns(list(zip(fits, rooms, strict=True)), count).least_s(busy_s, most_s)
+            flown, pipeline = flight(candidate), Pipeline(stages, order[1], count, order[0])
+            held_by = [() if math.isinf(rooms[rank]) else heights(pipeline, rank, flown) for rank in range(stages)]
+            return Turns(list(zip(fits, held_by, strict=True)), self.space.room / flown, count).least_s(busy_s, most_s)
         ways, sends = [lines(order[0], stages, count, stage) for stage in range(stages)], self._sends(candidate)
         packing = Packing(list(zip(fits, ways, rooms, strict=True)), sends.all_s)
         if order[0] not in STALE:  # over each border in turns, the last to go on to the end

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,19 +59,43 @@ def held(pipeline: Pipeline, stage: int) -> float:
         return min(AHEAD[order] * (pipeline.stages - 1 - stage) + 1 if order in AHEAD else m, m - 1)
     if order != "interleaved":
         return 1.0
-    few = m if m % pipeline.stages else min(m, SETTLED * pipeline.stages)
-    return _in_turns(replace(pipeline, micro_batches=few), stage)
+    return max(float(min(each)) for each in _in_turns(_settled(pipeline), stage))
+
+
+class Heights(NamedTuple):
+    """Of what stages of a rank hold at one time, as shares of ``flight`` micro-batches: the least, and all beyond it.
+
+    A stage has a piece at least, so a rank holds ``least`` of each piece that it has, and of one a stage the rest.
+    """
+
+    least: float
+    beyond: float
+
+
+def heights(pipeline: Pipeline, stage: int, flight: float) -> list[Heights]:
+    """At times when the stage of a rank that holds least holds most, and when all of them do."""
+    found = [[min(1.0, count / flight) for count in each] for each in _in_turns(_settled(pipeline), stage)]
+    return [Heights(min(each), sum(each) - len(each) * min(each)) for each in found]
+
+
+def _settled(pipeline: Pipeline) -> Pipeline:
+    """With fewer micro-batches, of which no stage holds more, nor at any time less."""
+    m = pipeline.micro_batches
+    return replace(pipeline, micro_batches=m if m % pipeline.stages else min(m, SETTLED * pipeline.stages))
 
 
 @lru_cache(maxsize=1 << 12)
-def _in_turns(pipeline: Pipeline, stage: int) -> float:
+def _in_turns(pipeline: Pipeline, stage: int) -> tuple[tuple[int, ...], ...]:
+    """By stage of a rank, micro-batches held: when the least of these is most, and when their sum is."""
     here = pipeline.layout.chunks_on(stage)
-    now, most, begun = [0] * len(here), 0, False
+    now, begun = [0] * len(here), False
+    least = most = tuple(now)
     for step in orders(pipeline)[stage]:
         begun = begun or step.backward
         now[here.index(step.chunk)] += -1 if step.backward else 1
-        most = max(most, min(now)) if begun else 0
-    return float(most)
+        if begun:
+            least, most = max(least, tuple(now), key=min), max(most, tuple(now), key=sum)
+    return least, most
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +207,17 @@ class Turns:
     has come through the ranks before, each of which has one piece at least there. How many pieces a rank may have is
     counted; if all ranks together have fewer than there are, no step takes so long.
 
+    A piece of which a share h of ``room`` is held takes no less than h of what it costs at a price of memory, and the
+    rest of what it takes where memory is free: costs are concave in prices.
+
     Attributes:
-        ranks: of each what pieces take, and the bytes that it has, as prices count.
+        ranks: of each what pieces take, and how much of them it holds at some times.
+        room: the bytes that a rank has for all that it holds, as prices count.
         micro_batches: of a step.
     """
 
-    ranks: Sequence[tuple[Pieces, float]]
+    ranks: Sequence[tuple[Pieces, Sequence[Heights]]]
+    room: float
     micro_batches: int
 
     def least_s(self, least_s: float, most_s: float) -> float:
@@ -212,13 +242,23 @@ class Turns:
     @cached_property
     def _left(self) -> list[tuple[float, list[tuple[Numbers, float]]]]:
         """By rank, when it begins; by price, what 1, 2, … pieces cost, and what it has beside a micro-batch's time."""
-        found, last = [], len(self.ranks) - 1
-        for rank, (pieces, room) in enumerate(self.ranks):
-            ends = [0] * (rank == 0) + [-1] * (rank == last)
-            prices = [price for price in pieces.each if not price or math.isfinite(room)]
-            more = [(price * room if price else 0.0) - sum(pieces.each[price][end] for end in ends) for price in prices]
-            ways = [(pieces.least[price], own) for price, own in zip(prices, more, strict=True)]
-            found.append((self._come_s[rank], ways))
+        last = len(self.ranks) - 1
+        return [
+            (self._come_s[rank], self._ways(pieces, held, [0] * (rank == 0) + [-1] * (rank == last)))
+            for rank, (pieces, held) in enumerate(self.ranks)
+        ]
+
+    def _ways(self, pieces: Pieces, held: Sequence[Heights], ends: Sequence[int]) -> list[tuple[Numbers, float]]:
+        """Of one rank, which surely has the pieces at ``ends``."""
+        free = pieces.each[0.0]
+        found = [(pieces.least[0.0], -sum(float(free[end]) for end in ends))]
+        for price, each in pieces.each.items():
+            added = each - free
+            for one in held if price and math.isfinite(self.room) else ():
+                costs = free + one.least * added
+                beyond = one.beyond * float(added[1:-1].min(initial=0.0 if len(added) < 3 else math.inf))
+                more = price * self.room - beyond - sum(float(costs[end]) for end in ends)
+                found.append((np.cumsum(np.sort(costs[1:-1])), more))
         return found
 
     @cached_property

@@ -173,14 +173,16 @@ class ConfigTable:
     def _lies(self, value: Node) -> Hashable:
         """Equal for views alike of values alike, where a bound asks what lies in memory of its own, and stays there."""
         if not self.problem.hides or value.op.kernel or not value.operands:
-            return self.problem.lean and is_light(value)
+            return self.lets_go(value)
         return value.op.name, tuple(value.attrs.items()), value.type, self._lies(value.operands[0])
 
+    def lets_go(self, value: Node) -> bool:
+        """True of a value that is made again in backward, of what is kept anyway."""
+        return self.problem.lean and is_light(value)
+
     def keeps(self, reader: Node, operand: int) -> bool:
-        """True if a reader holds what it reads until backward; for a lean bound no value that may be made again."""
-        if not (self.problem.train and reader.needs_grad) or (self.problem.lean and is_light(reader.operands[operand])):
-            return False
-        return operand in self._saved(reader)
+        """True if a reader holds what it reads until backward."""
+        return self.problem.train and reader.needs_grad and operand in self._saved(reader)
 
     def _saved(self, node: Node) -> Collection[int | str]:
         """What a node may keep; for a bound what it keeps for sure."""

@@ -174,7 +174,7 @@ class BlockModel:
             key = (
                 value.type,
                 value.needs_grad,
-                saved,
+                saved or self._configs.lets_go(value),
                 kinds[value],
                 reads,
                 tuple(leaves),

@@ -303,12 +303,15 @@ class _ValueMoves:
 
     def _copy(self, needs: Indices) -> Indices:
         """[starts, needs] what a reader holds: ``replicate`` names a state and makes no copy."""
-        found: Indices = self.routes.copy[np.ix_(self.starts, needs)]
+        held = self.routes.rested if self.moving.configs.problem.lean else self.routes.copy
+        found: Indices = held[np.ix_(self.starts, needs)]
         return found
 
     def _held_bytes(self, needs: Indices) -> Table:
         """[starts, needs] of what a keeping reader holds; nothing where the value's own node holds that copy."""
-        held = np.broadcast_to(self.num_bytes[needs], (len(self.starts), len(needs)))
-        if self.moving.configs.problem.lean:  # what is gathered may be gathered again
-            held = np.minimum(held, self.num_bytes[self.starts, None])
-        return np.where(self._copy(needs) == self.starts[:, None], 0.0, held) if self.kept_where_made else held
+        copy = self._copy(needs)
+        held = np.broadcast_to(self.num_bytes[needs], copy.shape)
+        if self.moving.configs.problem.lean:  # of what is gathered again
+            held = np.where(copy != self.routes.copy[np.ix_(self.starts, needs)], self.num_bytes[copy], held)
+        own = self.kept_where_made or self.moving.configs.lets_go(self.value)
+        return np.where(copy == self.starts[:, None], 0.0, held) if own else held

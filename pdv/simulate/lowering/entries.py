@@ -5,13 +5,15 @@ Entry points: ``Entries``, a table that grows by what it is asked for, and ``Nod
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ir.cost_model import backward_work
 from ir.dims import Loops
 from ir.graph import Graph, Node
+from ir.memory.kept import light_values
 from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
@@ -216,6 +218,11 @@ class Nodes:
         for node in pcg.nodes:
             self.base[node] = self.base[node.operands[0]] if node.op.kind == "parallel" else node
             self.of[node] = self._entry(node)
+
+    @cached_property
+    def light(self) -> Collection[Node]:
+        """Nodes whose values are cheap to make again in backward, which reads them."""
+        return light_values(self.pcg) if self.problem.train else ()
 
     def _entry(self, node: Node) -> Entry:
         if node.is_param:

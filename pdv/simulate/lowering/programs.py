@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from ir.graph import Node
-from ir.memory.kept import light_values
 from pdv.problem.recomputation import runs_again
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.lowering.entries import Nodes
@@ -67,7 +65,7 @@ class Lowering:
         plain = not self.segments.execution.overlap.activations
         place: dict[Node, int] = {node: run.start + i for run in runs for i, node in enumerate(run.nodes)}
         of = self.nodes.of
-        light = self._light
+        light = self.nodes.light if self.segments.execution.recompute == "light" else ()
         if plain:
             return [
                 tuple(Item(of[n], run.start + i, light=n in light) for i, n in enumerate(run.nodes)) for run in runs
@@ -85,12 +83,6 @@ class Lowering:
             tuple(Item(of[n], run.start + i, waits[n], behind[n], n in light) for i, n in enumerate(run.nodes))
             for run in runs
         ]
-
-    @cached_property
-    def _light(self) -> Collection[Node]:
-        """Nodes whose results are made again in backward."""
-        here = self.nodes.problem.train and self.segments.execution.recompute == "light"
-        return light_values(self.nodes.pcg) if here else ()
 
     def _wait_for(self, node: Node, way: int, waits: dict[Node, Waits], place: dict[Node, int]) -> Waits:
         """What a reader of a node's value (or of its gradient) waits for: kernels are done when it starts."""

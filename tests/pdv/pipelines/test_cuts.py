@@ -31,7 +31,7 @@ def stage_costs(
 def chain(count: int, seed: int) -> Profile:
     """Pieces of random costs; the last one passes nothing on."""
     draw = random.Random(seed)
-    rows = [np.array([draw.choice((1.0, 2.0, 5.0, 9.0)) for _ in range(count)]) for _ in range(7)]
+    rows = [np.array([draw.choice((1.0, 2.0, 5.0, 9.0)) for _ in range(count)]) for _ in range(9)]
     rows[-1][-1] = 0.0
     return Profile(*rows)
 
@@ -133,7 +133,7 @@ def _held(own: Profile, sizes: tuple[int, ...], flight: tuple[int, ...]) -> list
 
 def test_equal_pieces_are_spread_evenly() -> None:
     """Of equally fast cuts the most even."""
-    own = Profile(*[np.ones(8)] * 7)
+    own = Profile(*[np.ones(8)] * 9)
     sizes = cut_pieces(_costs(own, (1, 1, 1), 1e9))
     assert sizes is not None
     assert sorted(sizes) == [2, 3, 3]
