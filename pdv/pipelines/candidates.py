@@ -124,15 +124,14 @@ class Space:
 
     @property
     def lean(self) -> bool:
-        """Whether what is light may be made again in backward, and so is not surely kept for it."""
+        """Whether light values may be made again in backward."""
         return "light" in self.recomputations
 
     def orders(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
 
-        Eager 1F1B only where they take long: it may fill a pipeline in half the time of 1F1B if stages are cut for it,
-        so that bounds of plans that have it are of less. With fewer micro-batches than stages nothing is steady, and
-        torch has no 1F1B of them. Each with the stages on a rank: one, unless more are pinned.
+        Eager 1F1B only where they take long: bounds of plans that have it are of less. With fewer micro-batches than
+        stages nothing is steady, and torch has no 1F1B of them. Each with the stages on a rank: one, or what is pinned.
         """
         if candidate.stages == 1:
             return ((SEARCHED[-1], 1),)
@@ -147,12 +146,12 @@ class Space:
         return tuple((order, 1) for order in found if order != "eager-1f1b" or self._sends_take_long(candidate.stages))
 
     def _sends_take_long(self, stages: int) -> bool:
-        if stages not in self._long:
-            self._long[stages] = sending_seconds(self.problem.graph, self.cluster, stages) > LONG * self._computing_s
-        return self._long[stages]
+        if stages not in self._sending_s:
+            self._sending_s[stages] = sending_seconds(self.problem.graph, self.cluster, stages)
+        return self._sending_s[stages] > LONG * self._computing_s
 
     @cached_property
-    def _long(self) -> dict[int, bool]:
+    def _sending_s(self) -> dict[int, float]:
         return {}
 
     @cached_property
@@ -377,8 +376,7 @@ class Space:
         if not self.pinned.takes_turns and order not in STALE:
             return self.counts
         each = self.pinned.virtual(order)[0] if self.pinned.takes_turns else 1
-        found = tuple(count for count in self.counts if not why_not(order, stages, each, count, recomputes=False))
-        return found or self.counts
+        return tuple(m for m in self.counts if not why_not(order, stages, each, m, recomputes=False)) or self.counts
 
     def first_counts(self, stages: int, mesh: Mesh) -> list[int]:
         """First guesses: the fewest that keep a pipeline busy, and the fewest whose rows the slow axis can cut, too."""

@@ -52,9 +52,9 @@ def test_two_emissions_are_byte_identical(tmp_path: Path) -> None:
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert files == [
         "__init__.py", "accumulate.py", "buckets.py", "calls.py", "checkpoints.py", "compiled.py", "dtensors.py",
-        "exits.py", "gradients.py", "launched.py", "losses.py", "meetings.py", "model.py", "moved.py", "named.py",
-        "optimizers.py", "parallel.py", "plan.json", "refused.py", "rounding.py", "runtime.py", "scaled.py",
-        "states.py", "steps.py", "stored.py", "training.py", "weights.safetensors",
+        "exits.py", "gradients.py", "launched.py", "losses.py", "meetings.py", "model.py", "named.py",
+        "optimizers.py", "parallel.py", "plan.json", "refused.py", "remembered.py", "rounding.py", "runtime.py",
+        "scaled.py", "states.py", "steps.py", "stored.py", "training.py", "weights.safetensors",
     ]  # fmt: skip
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name

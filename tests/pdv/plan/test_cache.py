@@ -121,9 +121,9 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) 
         "compute": replace(compute, devices=(device,)), "memory_limit": 1e9, "working_limit": 1e9,
         "pins": ungathered(problem).pins, "rules": RULES[:-1], "leaving": problem.exits[0], "rows": not problem.rows,
         "once": 0.5, "several": True, "resting": 0.5, "bucket_bytes": 1e6, "adding_s": 1e-9, "hides": True,
-        "lean": True, "precision": PRECISIONS["mixed"], "versions": 2, "products": Products(FORMATS["fp8"], frozenset()),
-        "host": slowest_host([device]), "fused": Fused({"a": 0.5}), "slowed": 0.5,
-        "last": problem.graph.nodes[-1],
+        "lean": True, "precision": PRECISIONS["mixed"], "versions": 2,
+        "products": Products(FORMATS["fp8"], frozenset()), "host": slowest_host([device]),
+        "fused": Fused({"a": 0.5}), "slowed": 0.5, "last": problem.graph.nodes[-1],
     }  # fmt: skip
     assert changed.keys() == {entry.name for entry in fields(Problem)}
     others = [replace(problem, **{name: value}) for name, value in changed.items()]  # type: ignore[arg-type]
