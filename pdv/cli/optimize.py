@@ -81,7 +81,7 @@ SliceCount = Annotated[
     typer.Option("--slices", help="Slices in time, in which micro-batches pass a pipeline (TeraPipe).", min=2),
 ]
 Again = Annotated[
-    str | None, typer.Option("--recompute", help="Pin what runs again in backward: full (layers) or none.")
+    str | None, typer.Option("--recompute", help="Pin what runs again in backward: full (layers), light, or none.")
 ]
 Seed = Annotated[int, typer.Option(help="Of searches that sample; the same seed gives the same plan.", min=0)]
 CacheFolder = Annotated[

@@ -253,7 +253,8 @@ def refuse(space: Space, nearest: Found | None) -> NoPlanFitsError:
 
 def _how_it_runs(found: Found) -> str:
     """In how many parts, in words."""
-    candidate, again = found.estimate.candidate, found.estimate.mode.recompute != "none"
+    candidate, mode = found.estimate.candidate, found.estimate.mode
+    again = "" if mode.recompute == "none" else ", light values recomputed" if mode.lean else ", recomputed"
     stages = f"{candidate.stages} stage{'' if candidate.stages == 1 else 's'}"
     parts = f"{candidate.micro_batches} micro-batch{'' if candidate.micro_batches == 1 else 'es'}"
-    return f"{stages} and {parts}{', recomputed' if again else ''}"
+    return f"{stages} and {parts}{again}"

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdv.plan.running import ACCUMULATE, COMPILE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, SLICE, STAGE
+from pdv.plan.running import (
+    ACCUMULATE,
+    COMPILE,
+    LIGHT,
+    OFFLOAD,
+    OFFLOAD_ACTIVATIONS,
+    RECOMPUTE,
+    ROUND,
+    SCALE,
+    SLICE,
+    STAGE,
+)
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -43,7 +54,8 @@ def run_text(document: Document) -> str:
 def _types(steps: Sequence[Document]) -> list[str]:
     """What is computed again, in which types, and what is elsewhere than on the devices."""
     rules = {step["rule"] for step in steps}
-    words = ["recomputation"] if RECOMPUTE in rules else []
+    again = [step["sites"] for step in steps if step["rule"] == RECOMPUTE]
+    words = ["light recomputation" if sites == LIGHT else "recomputation" for sites in again]
     words += ["activations on the host"] if OFFLOAD_ACTIVATIONS in rules else []
     words += ["mixed precision"] if ROUND in rules else []
     words += ["optimizer on the host"] if OFFLOAD in rules else []

@@ -34,7 +34,7 @@ MOST_DEVICES = 64  # times as many as there are
 WITHIN_S, ALL_S = 10.0, 30.0  # CPU-seconds of each search, and of all together: what is not looked at then is not said
 
 AGAIN: tuple[tuple[Recompute, str], ...] = (
-    ("selective", "attention's inside recomputed"),
+    ("light", "what is cheap to make again recomputed (--recompute light)"),
     ("full", "each layer recomputed from its input"),
 )
 HOSTED: tuple[tuple[Recompute, str], ...] = (

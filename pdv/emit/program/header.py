@@ -58,7 +58,9 @@ def _steps(running: Running) -> str:
     parts += [f"each in {running.moments} slices in time (slices.py)"] if running.moments > 1 else []
     parts += [running.order] if running.stages > 1 else []
     parts += ["gradients of weights one step old (later.py)"] if running.stages > 1 and running.order in STALE else []
-    return ", ".join([*parts, *(["the forward of each layer again in backward"] if running.recompute else [])])
+    parts += ["the forward of each layer again in backward"] if running.recompute else []
+    parts += ["what is cheap to make again of what is kept (remembered.py)"] if running.light else []
+    return ", ".join(parts)
 
 
 def _precision(running: Running) -> str:

@@ -66,7 +66,7 @@ class Megatron(Engine):
             yield Change({"shard": None}, "Megatron-FSDP cuts over all data-parallel ranks")
         if given.sp and given.tp == 1:
             yield Change({"sp": False}, "sequence parallelism is along its tensor-parallel ranks")
-        if given.recompute in ("operators", "elementwise"):
+        if given.recompute in ("light", "operators", "elementwise"):
             yield Change({"recompute": "selective"}, "its selective recomputation is of attention's inside")
         if given.recompute == "alternate":
             yield Change({"recompute": "full"}, "it is written with all layers of a stage recomputed")

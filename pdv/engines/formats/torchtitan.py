@@ -84,7 +84,7 @@ class Torchtitan(Engine):
             yield Change({"partition": None}, "all stages but the first and the last have equally many layers")
         if given.sp and given.tp == 1:
             yield Change({"sp": False}, "sequence parallelism is along its tensor-parallel ranks")
-        if given.recompute in ("selective", "elementwise", "alternate"):
+        if given.recompute in ("light", "selective", "elementwise", "alternate"):
             yield Change({"recompute": "operators"}, "it is written with selective checkpointing by operator")
         if given.recompute in ("offload", *HOSTED):
             yield Change({"recompute": "full"}, "it offloads no activations")
