@@ -6,7 +6,7 @@ Decides: which classes there are, what they are called, what each holds. The tex
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -366,7 +366,7 @@ class _Program:
         return f", own_sums={tuple_of(found)}" if found else ""
 
     def _imports(self, body: str) -> str:
-        words = set(re.findall(r"(?<![.\w])\w+", body))
+        words = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
         lines = [
             "from __future__ import annotations",
             "",

@@ -14,7 +14,9 @@ from pdv.emit.program.expressions import ScopeWriting
 from pdv.pcg.over_time import TIME
 from pdv.pcg.units import gathered_once, joins_unit
 
-FUNCTIONS = {ast.Add: "torch.add", ast.Sub: "torch.sub", ast.Mult: "torch.mul", ast.Div: "torch.div"}
+FUNCTIONS: Mapping[type[ast.operator], str] = {
+    ast.Add: "torch.add", ast.Sub: "torch.sub", ast.Mult: "torch.mul", ast.Div: "torch.div"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ def _again(made: Code, names: Sequence[Code], operands: Sequence[Code]) -> Code 
     plain = [argument for argument in made.arguments if argument.text not in known]
     if made.head and not any(name in code for name in known for code in (made.head, *(one.text for one in plain))):
         return call("again", made.head, *(known.get(argument.text, argument) for argument in made.arguments))
-    if isinstance(tree, ast.BinOp) and [ast.unparse(x) for x in (tree.left, tree.right)] == list(known):
-        return call("again", FUNCTIONS[type(tree.op)], *operands)
+    function = FUNCTIONS.get(type(tree.op)) if isinstance(tree, ast.BinOp) else None
+    if isinstance(tree, ast.BinOp) and function and [ast.unparse(x) for x in (tree.left, tree.right)] == list(known):
+        return call("again", function, *operands)
     if read <= {*known, "F", "torch"}:
         return call("again", f"lambda {', '.join(known)}: {made.text}", *operands)
     return None
