@@ -13,7 +13,6 @@ from ir.dims import divisors
 from ir.errors import PinsError
 from ir.graph import Graph
 from ir.mesh import Mesh
-from ir.rows import rows_apart
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import part_meshes
@@ -23,7 +22,7 @@ from pdv.memory.allocator import room_within
 from pdv.pcg.fused import fused_of
 from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pins import PinSet
-from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
+from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces, why_whole
 from pdv.pipelines.sending import least_seconds, sending_seconds
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Pins, Problem
@@ -100,13 +99,15 @@ class Space:
 
     @cached_property
     def open(self) -> bool:
+        """Whether there is something to choose: micro-batches, or what the whole batch computes again."""
+        if not self.problem.train or all(node.is_leaf for node in self.problem.graph.nodes):
+            return False
+        return self.apart or self.pinned.recompute not in (None, "none")
+
+    @cached_property
+    def apart(self) -> bool:
         """Whether the rows of the batch can be run apart, in micro-batches."""
-        graph = self.problem.graph
-        if not (self.problem.train and self.problem.rows and rows_apart(graph)) or self.batch == 1:
-            return False
-        if all(node.is_leaf for node in graph.nodes):
-            return False
-        return self.graph(self._divisors[1]) is not None
+        return not why_whole(self.problem) and self.batch > 1 and self.graph(self._divisors[1]) is not None
 
     @cached_property
     def _divisors(self) -> tuple[int, ...]:
@@ -115,7 +116,8 @@ class Space:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Numbers of micro-batches that divide the batch."""
-        return tuple(count for count in self._divisors if self.pinned.micro_batches in (None, count))
+        found = self._divisors if self.apart else (1,)
+        return tuple(count for count in found if self.pinned.micro_batches in (None, count))
 
     @property
     def recomputations(self) -> tuple[Recompute, ...]:
@@ -146,17 +148,14 @@ class Space:
         return tuple((order, 1) for order in found if order != "eager-1f1b" or self._sends_take_long(candidate.stages))
 
     def _sends_take_long(self, stages: int) -> bool:
-        if stages not in self._sending_s:
-            self._sending_s[stages] = sending_seconds(self.problem.graph, self.cluster, stages)
-        return self._sending_s[stages] > LONG * self._computing_s
+        if stages not in self._long:
+            least = least_seconds(self.problem, self.cluster)
+            self._long[stages] = sending_seconds(self.problem.graph, self.cluster, stages) > LONG * least
+        return self._long[stages]
 
     @cached_property
-    def _sending_s(self) -> dict[int, float]:
+    def _long(self) -> dict[int, bool]:
         return {}
-
-    @cached_property
-    def _computing_s(self) -> float:
-        return least_seconds(self.problem, self.cluster)
 
     def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.
@@ -192,7 +191,8 @@ class Space:
         """The program of one micro-batch."""
         known: dict[int, Graph | None] = self.__dict__["_graphs"]
         if micro_batches not in known:
-            known[micro_batches] = micro_batch(self.problem.graph, micro_batches)
+            whole = self.problem.graph
+            known[micro_batches] = whole if micro_batches == 1 else micro_batch(whole, micro_batches)
         return known[micro_batches]
 
     def fused(self, micro_batches: int) -> Fused | None:
@@ -215,7 +215,8 @@ class Space:
     def stages(self) -> tuple[int, ...]:
         """Numbers of stages that divide the devices and are no more than the pieces that have parameters."""
         devices = self.cluster.num_devices
-        allowed = range(1, min(devices, self._most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
+        most = 1 if why_whole(self.problem) else min(devices, self._most)
+        allowed = range(1, most + 1) if self.pinned.stages is None else (self.pinned.stages,)
         return tuple(p for p in allowed if devices % p == 0 and self.cluster.keeps_order(p) and self.meshes(p))
 
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
@@ -307,10 +308,6 @@ class Space:
         devices = [entry.device for entry in self.cluster.classes]
         return min(ADDED_PASSES / one.memory_bandwidth_bytes_per_s / one.pace for one in devices)
 
-    @property
-    def _devices(self) -> list[Device]:
-        return [entry.device for entry in self.cluster.classes]
-
     def versions(self, stages: int) -> int:
         """Of parameters, that so many stages keep."""
         return 2 if stages > 1 and self.pinned.schedule in STALE else 1
@@ -345,7 +342,7 @@ class Space:
     def room(self) -> float:
         """Bytes that tensors may take of a device."""
         limit = self.problem.memory_limit
-        return max(room_within(limit, device, eager=True) for device in self._devices)
+        return max(room_within(limit, entry.device, eager=True) for entry in self.cluster.classes)
 
     def least_bytes(self, stages: int, micro_batches: int, recompute: Recompute = "none") -> float:
         """Bytes of a device, were everything cut evenly; of what is run again nothing."""

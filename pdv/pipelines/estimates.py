@@ -22,7 +22,7 @@ from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.shorten import Short, shorten
 from pdv.problem.recomputation import HOSTED, WHOLE
-from pdv.problem.workload import RECOMPUTATIONS, Recompute
+from pdv.problem.workload import Recompute
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.variants.variants import SourceBlocks
@@ -101,7 +101,8 @@ class Estimates:
     def graph(self, micro_batches: int) -> Graph | None:
         """The short program of one micro-batch."""
         if micro_batches not in self._graphs:
-            self._graphs[micro_batches] = micro_batch(self.short.graph, micro_batches)
+            whole = self.short.graph
+            self._graphs[micro_batches] = whole if micro_batches == 1 else micro_batch(whole, micro_batches)
         return self._graphs[micro_batches]
 
     def source(self, micro_batches: int) -> SourceBlocks | None:
@@ -133,7 +134,8 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
-        modes = self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]
+        layered = any(inside.pieces.layers)
+        modes = [one for one in self.space.recomputations if layered or one not in (*WHOLE, *HOSTED)]
         first = [one for one in modes if one not in (*WHOLE, *HOSTED)]
         for group in (first, *([one] for one in modes if one not in first)):
             large: list[Estimate] = []  # what may be better with less in memory

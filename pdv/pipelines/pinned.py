@@ -72,6 +72,11 @@ class Pinned:
         again = self.recompute not in (None, "none") or self.activations == "host"
         return self.stages in (None, 1) and self.micro_batches in (None, 1) and not again
 
+    @property
+    def _keeps_batch(self) -> bool:
+        """Whether the batch is surely taken whole, through all layers: what is light may be of all rows together."""
+        return self.recompute == "light" and self.stages in (None, 1) and self.micro_batches in (None, 1)
+
     def recomputations(self, *, compiled: bool) -> tuple[Recompute, ...]:
         """What may run again in backward, or wait in the host's memory for it; on the device and kept comes first.
 
@@ -141,12 +146,11 @@ class Pinned:
             return
         if not problem.train:
             raise UsageError("stages, micro-batches and recomputation are of training", "Allowed: --mode train")
-        if not problem.rows or what_joins_rows(problem.graph):
-            what = what_joins_rows(problem.graph) or "outputs that are not by rows"
+        if not self._keeps_batch and (what := why_whole(problem)):
             raise UsageError(
                 f"the batch of {problem.graph.name} cannot be taken in parts: it has {what}",
                 "Stages and micro-batches ask that each row of the outputs depends on the same row of the inputs alone",
-                "Leave --stages, --micro-batches and --recompute out",
+                "Leave --stages and --micro-batches out, and --recompute unless it is light",
             )
         self._check_pieces(problem)
 
@@ -235,6 +239,11 @@ def trained_pieces(graph: Graph) -> int:
     of = pieces(graph).of
     readers = ([of[reader] for reader in graph.users[node]] for node in graph.params if node.needs_grad)
     return len({min(own) for own in readers if own})
+
+
+def why_whole(problem: Problem) -> str:
+    """What keeps the rows of a batch from being run apart; or nothing."""
+    return what_joins_rows(problem.graph) or ("" if problem.rows else "outputs that are not by rows")
 
 
 def rows_of(problem: Problem) -> int:

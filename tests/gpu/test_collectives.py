@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from pdv.emit.templates import parallel
 from pdv.emit.templates.gathers import Unit, gather, regathering
 from pdv.emit.templates.gradients import GradientSums, Leaves
+from pdv.emit.templates.kernels import remembered
 from pdv.emit.templates.parallel import Axis
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -63,15 +64,14 @@ def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, a
     shard = torch.randn(256, 64, device=device, requires_grad=True)
     x = torch.randn(8, 64, device=device, requires_grad=True)
     grad = torch.randn(8, 256, device=device)
-    with saved_tensors_hooks(parallel.pack, parallel.unpack):
+    with saved_tensors_hooks(remembered.pack, remembered.unpack):
         whole = parallel._apply(
             shard, lambda t: parallel._all_gather(t, 0, axis), lambda g: parallel._reduce_scatter(g, 0, axis)
         )
-        address = whole.untyped_storage().data_ptr()
         memory = torch.multiprocessing.reductions.StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
-        parallel._live[address] = parallel._Gathered(shard.detach(), 0, axis, shard._version), memory
+        remembered.remember([(whole, parallel._Gathered(shard.detach(), 0, axis, shard._version))])
         y = torch.nn.functional.linear(x, whole)
-    del whole, parallel._live[address]
+    del whole
     parallel._all_reduce(grad, axis)  # gloo's thread lets go of a collective's tensors when it takes up the next one
     gc.collect()
     assert memory.expired()  # type: ignore[no-untyped-call]

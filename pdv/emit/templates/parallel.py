@@ -331,6 +331,6 @@ class _Gathered(Shared):
 
 
 def _remembered(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
-    if axis.size > 1 and not torch.compiler.is_compiling():
+    if axis.size > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         remember([(whole, _Gathered(pack(shard.detach()), dim, axis, shard._version))])  # noqa: SLF001
     return whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ from pdv.cli import app as cli
 from pdv.engines.engine import Engine, Reading, Target, narrow
 from pdv.engines.formats.known import ENGINES
 from pdv.manual.configuration import Configuration, complete, configuration
+from pdv.problem.workload import Recompute
 
 from .test_plan import ran
 from .test_simulate import SMALL, refused, told
@@ -20,8 +22,7 @@ SETTINGS = (
     "", "tp=2,sp=1", "tp=8", "zero=1", "zero=2", "zero=3,recompute=full", "zero=3,shard=4", "tp=2,zero=3,shard=2",
     "pp=2", "pp=2,vp=2,schedule=interleaved", "pp=2,vp=4,schedule=interleaved,zero=1", "pp=4,schedule=gpipe",
     "cp=2,zero=3", "tp=4,cp=2", "pp=2,partition=4-4", "ep=2", "pp=2,partition=3-5", "tp=2,pp=2,recompute=selective",
-    "recompute=offload",
-    "precision=mixed-half-gradients",
+    "precision=mixed-half-gradients", *(f"recompute={one}" for one in get_args(Recompute)),
 )  # fmt: skip
 
 

@@ -7,14 +7,13 @@ Gathered weights and activations are gathered again, what is cheap to compute is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .compiled import outside
 
@@ -34,7 +33,9 @@ class Shared:
 
     def again(self) -> Tensor:
         """See Recipe."""
-        made = self.make() if self.here is None else self.here
+        made = self.here
+        if made is None:
+            made = self.make()
         self.waiting -= 1
         self.here = made if self.waiting > 0 else None
         return made
@@ -46,25 +47,22 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A value, or a view of one, as autograd keeps it: the recipe and the view's geometry."""
+    """A value, or a view of one, as autograd keeps it: the recipe, and what is seen of the value's memory."""
 
     source: Recipe
+    dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
-# By address of a value's memory, with a weak reference to it: whoever has that address later is another value.
-_live: dict[int, tuple[Recipe, StorageWeakRef]] = {}
-
-
 def remember(values: Sequence[tuple[Tensor, Recipe]]) -> None:
-    """Note how to get tensors again."""
-    for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
-        del _live[address]
+    """Note how to get tensors again: with the memory of each, for as long as that is there.
+
+    What is changed in place from here on is another value, which its version tells.
+    """
     for whole, recipe in values:
-        storage = whole.untyped_storage()
-        _live[storage.data_ptr()] = recipe, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        whole.untyped_storage().recipe = recipe, whole._version  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def check_version(now: int, version: int) -> None:
@@ -75,24 +73,21 @@ def check_version(now: int, version: int) -> None:
     """
     if now != version:
         raise RuntimeError(
-            "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
-            "Its gradient would be that of other values. Step the optimizer after backward."
+            "stale-weight: a weight, or another value, of which backward makes what it reads again was changed in "
+            "place between forward and backward. Its gradient would be that of other values. Step the optimizer, and "
+            "change values in place, after backward."
         )
-
-
-def _is_gone(memory: StorageWeakRef | None) -> bool:
-    return memory is None or bool(memory.expired())  # type: ignore[no-untyped-call]
 
 
 @outside
 def pack(x: Tensor) -> Tensor | _Saved:
     """Of a tensor that autograd saves: itself, or how to get it again."""
-    source, memory = _live.get(x.untyped_storage().data_ptr(), (None, None))
-    if source is None or _is_gone(memory):
+    recipe, version = getattr(x.untyped_storage(), "recipe", (None, None))
+    if recipe is None or x._version != version or x.is_conj() or x.is_neg():  # noqa: SLF001  # which strides do not say
         return x
-    if isinstance(source, Shared):
-        source.waiting += 1
-    return _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
+    if isinstance(recipe, Shared):
+        recipe.waiting += 1
+    return _Saved(recipe, x.dtype, x.size(), x.stride(), int(x.storage_offset()))
 
 
 @outside
@@ -100,7 +95,11 @@ def unpack(saved: Tensor | _Saved) -> Tensor:
     """What was packed."""
     if isinstance(saved, Tensor):
         return saved
-    return saved.source.again().as_strided(saved.size, saved.stride, saved.offset)
+    whole, seen = saved.source.again(), (saved.size, saved.stride, saved.offset)
+    if whole.dtype == saved.dtype:
+        return whole.as_strided(*seen)
+    size, stride, offset = seen
+    return whole.new_empty(0, dtype=saved.dtype).set_(whole.untyped_storage(), offset, size, stride)  # as complex ones
 
 
 # ---- What is computed again ----
@@ -112,11 +111,9 @@ def again(function: Callable[..., Tensor], *given: Any, **options: Any) -> Tenso
     function: gives the same each time, and keeps for its own backward what it takes.
     """
     made = function(*given, **options)
-    if made.requires_grad and not torch.compiler.is_compiling():
-        kind = made.device.type
-        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if made.requires_grad and not torch.compiler.is_compiling() and not _lies_in(made, given):
         kept = [(pack(x.detach()), x._version) if isinstance(x, Tensor) else (x, None) for x in given]  # noqa: SLF001
-        remember([(made, _Made(partial(function, **options), kept, kind, cast))])
+        remember([(made, _Made(partial(function, **options), kept, _cast(made.device.type)))])
     return made
 
 
@@ -126,8 +123,7 @@ class _Made(Shared):
 
     function: Callable[..., Tensor]
     given: Sequence[tuple[Any, int | None]]
-    kind: str
-    cast: torch.dtype | None
+    cast: Callable[[], AbstractContextManager[Any]]  # Any: as torch.autocast has it
 
     def make(self) -> Tensor:
         """See ``Shared``."""
@@ -135,5 +131,19 @@ class _Made(Shared):
             if isinstance(x, Tensor) and version is not None:
                 check_version(x._version, version)  # noqa: SLF001
         given = [x if version is None else unpack(x) for x, version in self.given]
-        with torch.no_grad(), torch.autocast(self.kind, self.cast) if self.cast else nullcontext():
+        with torch.no_grad(), self.cast():
             return self.function(*given)
+
+
+def _lies_in(made: Tensor, given: Sequence[Any]) -> bool:
+    """Whether a result is what it was made of, or a view of it: its memory would be kept by its own recipe."""
+    memory = made.untyped_storage()._cdata  # noqa: SLF001
+    return any(isinstance(x, Tensor) and x.untyped_storage()._cdata == memory for x in given)  # noqa: SLF001
+
+
+def _cast(kind: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Contexts that cast as is done now, on or off: backward may run in another one."""
+    if not torch.amp.is_autocast_available(kind):
+        return nullcontext
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return partial(torch.autocast, kind, dtype=dtype, enabled=enabled)
