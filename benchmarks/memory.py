@@ -25,6 +25,7 @@ from benchmarks.record import Record, arguments, environment, table
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
     from pdv.memory import StageMemory
+    from pdv.problem.workload import Recompute
 
 PLANS = {
     technique.name: technique
@@ -117,8 +118,8 @@ def run_case(program: Program, technique: Technique, scratch: Path) -> dict[str,
     }  # fmt: skip
 
 
-def predict(program: Program, technique: Technique, pcg: Any) -> StageMemory:
-    """What ``step_memory`` says of the emitted program, run as it is."""
+def predict(program: Program, technique: Technique, pcg: Any, recompute: Recompute = "none") -> StageMemory:
+    """What ``step_memory`` says of the emitted program, run as it is, or with what ``recompute`` says made again."""
     from benchmarks.models.techniques import CLUSTER
     from pdv.cluster import load_cluster
     from pdv.cost.comm import AxisLink
@@ -132,7 +133,9 @@ def predict(program: Program, technique: Technique, pcg: Any) -> StageMemory:
     problem = Problem(program.graph, technique.mesh, axes, ComputeModel.of(cluster))
     device = replace(cluster.classes[0].device, kind="gpu" if on_gpu() else "cpu")
     cluster = replace(cluster, classes=tuple(replace(entry, device=device) for entry in cluster.classes))
-    workload = Workload(problem, pcg, cluster, Stages(), Execution(), (axes,), lambda d: ComputeModel((d,)))
+    workload = Workload(
+        problem, pcg, cluster, Stages(), Execution(recompute=recompute), (axes,), lambda d: ComputeModel((d,))
+    )
     return step_memory(workload).worst
 
 
