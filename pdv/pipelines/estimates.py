@@ -134,10 +134,9 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
-        layered = any(inside.pieces.layers)
-        modes = [one for one in self.space.recomputations if layered or one not in (*WHOLE, *HOSTED)]
-        first = [one for one in modes if one not in (*WHOLE, *HOSTED)]
-        for group in (first, *([one] for one in modes if one not in first)):
+        first = [one for one in self.space.recomputations if one not in (*WHOLE, *HOSTED)]
+        of_layers = [[one] for one in self.space.recomputations if one not in first and any(inside.pieces.layers)]
+        for group in (first, *of_layers):
             large: list[Estimate] = []  # what may be better with less in memory
             fastest_s, own_s, fitting = math.inf, math.inf, False
             for recompute in group:
@@ -152,8 +151,7 @@ class Estimates:
                 own_s = min([own_s, *fits])
                 below_s = min(below_s, own_s)
                 fitting = fitting or (bool(fits) and (recompute == "none" or self.space.pinned.activations != "either"))
-                uneven = bool(fits) and self._is_uneven(found[0])
-                if not fits or uneven:
+                if not fits or self._is_uneven(found[0]):
                     large.append(self._evenly(found[0]) if fits else found[0])
                 elif fitting:
                     break

@@ -256,7 +256,7 @@ class Turns:
             added = each - free
             for one in held if price and math.isfinite(self.room) else ():
                 costs = free + one.least * added
-                beyond = one.beyond * float(added[1:-1].min(initial=0.0 if len(added) < 3 else math.inf))
+                beyond = one.beyond * min([*added[1:-1].tolist(), *(float(added[end]) for end in ends)], default=0.0)
                 more = price * self.room - beyond - sum(float(costs[end]) for end in ends)
                 found.append((np.cumsum(np.sort(costs[1:-1])), more))
         return found

@@ -11,7 +11,7 @@ import pytest
 
 from ir.proof.repeats import Repeat
 from pdv.pipelines.bounding.least import sum_runs
-from pdv.pipelines.bounding.packing import Packing, Pieces, Turns, held, rounds
+from pdv.pipelines.bounding.packing import Heights, Packing, Pieces, Turns, heights, held, rounds
 from pdv.pipelines.profile import Numbers
 from pdv.problem.workload import SEARCHED, Order
 from pdv.schedule.lines import lines
@@ -107,6 +107,19 @@ def test_each_group_of_micro_batches_does_alike(each: int) -> None:
                 now[step.chunk] += -1 if step.backward else 1
                 most = max(most, min(now.values())) if begun else 0
             assert held(pipeline, rank) == most
+            every = _held_by_time(pipeline, rank)
+            least, beyond = max(heights(pipeline, rank, 1e3), key=sum)
+            assert (each * least + beyond) * 1e3 == pytest.approx(max(map(sum, every)))
+
+
+def _held_by_time(pipeline: Pipeline, rank: int) -> list[tuple[int, ...]]:
+    """By stage of a rank, micro-batches held once backward has begun, pass by pass."""
+    now, found, begun = dict.fromkeys(pipeline.layout.chunks_on(rank), 0), list[tuple[int, ...]](), False
+    for step in orders(pipeline)[rank]:
+        begun = begun or step.backward
+        now[step.chunk] += -1 if step.backward else 1
+        found += [tuple(now.values())] if begun else []
+    return found
 
 
 @pytest.mark.parametrize("order", SEARCHED)
@@ -146,17 +159,20 @@ def test_no_cut_beats_turns() -> None:
         pipeline, layer = Pipeline(2, 2, 2 * draw.randint(1, 3), "interleaved"), (draw.random(), draw.random())
         pieces = [(draw.random(), draw.random()), *[layer] * 6, (draw.random(), draw.random())]
         ways = [[(*piece, draw.random()), (2 * piece[0], piece[1], 0.1)] for piece in pieces]
-        rooms = [draw.uniform(1.0, 6.0) for _ in range(2)]
+        room = draw.uniform(1.0, 4.0)
+        times = [[[draw.random() for _ in range(2)] for _ in range(2)] for _ in range(2)]  # by rank, what chunks hold
         runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
         taken_by = Pieces(runs, *np.zeros((2, 8)))
-        found = Turns([(taken_by, room) for room in rooms], pipeline.micro_batches).least_s(1e-9, 1e3)
+        shares = [[Heights(min(each), sum(each) - 2 * min(each)) for each in of] for of in times]
+        found = Turns([(taken_by, each) for each in shares], room, pipeline.micro_batches).least_s(1e-9, 1e3)
         best = math.inf
         for chosen in itertools.product(range(2), repeat=3):  # of the first piece, of layers, of the last
             taken = [ways[at][chosen[(at > 0) + (at == 7)]] for at in range(8)]
             for cut in itertools.combinations(range(1, 8), 3):
                 parts = [taken[a:b] for a, b in itertools.pairwise([0, *cut, 8])]
-                held = [sum(one[2] for chunk in (rank, rank + 2) for one in parts[chunk]) for rank in range(2)]
-                if all(taken <= room for taken, room in zip(held, rooms, strict=True)):
+                size = [sum(one[2] for one in part) for part in parts]
+                held = [each[0] * size[at] + each[1] * size[at + 2] for at, of in enumerate(times) for each in of]
+                if max(held) <= room:
                     chunks = [Durations(*(sum(one[at] for one in part) for at in (0, 1, 1))) for part in parts]
                     line = compose(pipeline, chunks, Sends([0] * 3, [0] * 3), blocking=False, record=False)
                     best = min(best, max(line.ends))
