@@ -209,6 +209,9 @@ class Pinned:
         ):
             if number is not None and number < 1:
                 raise UsageError(f"{number} {name}", "Allowed: numbers from 1")
+        if self.recompute == "light" and self.activations == "host":
+            what = "recompute 'light' with offload 'activations': what a layer keeps waits on the host, all of it"
+            raise UsageError(what, "Allowed beside it: none, full")
         order = self.schedule or ("interleaved" if self.takes_turns else "1f1b")
         if self.stages == 1 or not (self.takes_turns or self.virtual_stages or self.schedule in STALE):
             return

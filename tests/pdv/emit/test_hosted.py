@@ -243,6 +243,7 @@ def test_it_is_taken_where_it_is_allowed_and_nothing_else_is_as_fast(work_of: Ca
         ({"allow": ["offload"]}, "allowed"),
         ({"stages": 2, "schedule": "zbv"}, "activations on the host"),
         ({"stages": 2, "schedule": "zero-bubble"}, "activations on the host"),
+        ({"recompute": "light"}, "light"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(given: dict[str, Any], what: str) -> None:
