@@ -69,7 +69,10 @@ def copies(path: Path) -> str:
     try:
         pickle.dumps(model)
     except TypeError as error:
+        with pytest.raises(TypeError, match=r"^cannot-share: "):
+            model.share_memory()
         return str(error)
+    assert all(x.is_shared() for x in model.share_memory().parameters())
     return ""
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from pdv.emit.templates.gradients import Leaves
 from pdv.emit.templates.stored import SourceNames, Stored, local_piece
@@ -29,9 +30,22 @@ class Named(nn.Module):
     mesh: Mesh
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # Any: itself, as of any module
-        """What ``to``, ``float`` and ``share_memory`` do with each tensor; what is known of it stays."""
+        """What ``to``, ``float`` and their kin do with each tensor; what is known of it stays."""
         with staying(self, self.mesh):
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def share_memory(self) -> Any:  # Any: itself, as of any module
+        """As of any module.
+
+        Raises:
+            TypeError: on several ranks, of DTensors: torch ends the process that shares the memory of one.
+        """
+        if any(isinstance(x, DTensor) for x in (*self.parameters(), *self.buffers())):
+            raise TypeError(
+                "cannot-share: a model on several ranks has parts of its parameters on each, and torch can share no "
+                "memory of those. Start each rank by torchrun, and let others read model.full_state_dict()."
+            )
+        return super().share_memory()
 
     def parameters_of(self, *names: str) -> list[nn.Parameter]:
         """The parameters that hold tensors of the source, in its order, by names or patterns (``"*.bias"``).
