@@ -94,8 +94,8 @@ def is_recorded(name: str) -> bool:
 
 def _sources(choice: str, places: Sequence[Place]) -> tuple[Predictor | None, Measurements | None]:
     path = Path(choice)
-    is_weights = path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file()
-    if choice not in SHIPPED and not path.is_dir() and not is_weights:
+    is_weights = path.suffix in {".safetensors", ".json"} or Path(f"{choice}.safetensors").is_file()
+    if choice not in SHIPPED and not (choice and path.is_dir()) and not is_weights:
         raise UsageError(
             f"--cost: {choice[:80]!r} is no cost model, and no file or folder here",
             "Allowed: auto, analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",

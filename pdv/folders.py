@@ -30,6 +30,7 @@ def _folder(environment: Mapping[str, str], variable: str, usual: str) -> Path |
     if Path(given).is_absolute():
         return Path(given) / "pdv"
     try:
-        return Path.home() / usual / "pdv"
+        home = Path.home() if environment.get("HOME", "/") else Path()
     except RuntimeError:  # no $HOME, and a user whom the system does not know
         return None
+    return home / usual / "pdv" if home.is_absolute() else None  # else it would be wherever this program is started

@@ -21,6 +21,7 @@ from pdv.plan.package import read_document
 from pdv.plan.seal import refusing
 
 PORT = 29500  # torchrun's own
+HOST = re.compile(r"[\w.:%\[\]-]+")
 WAYS = ("torchrun", "slurm", "kubernetes")
 
 
@@ -81,7 +82,7 @@ class Launch:
         return "\n".join(
             [
                 "#!/bin/bash",
-                f"#SBATCH --job-name={shlex.quote(self.name)}",
+                f"#SBATCH --job-name={shlex.quote(_line(self.name))}",
                 f"#SBATCH --nodes={len(self.processes)}",
                 "#SBATCH --ntasks-per-node=1",
                 f"#SBATCH {devices}",
@@ -149,6 +150,24 @@ def _label(name: str) -> str:
     return (found if found[:1].isalpha() else f"pdv-{found}")[:50].strip("-")
 
 
+def _line(name: str) -> str:
+    """A name where the end of a line would end what it is part of."""
+    return "".join(letter if letter.isprintable() else "_" for letter in name)
+
+
+def _import_folder(directory: Path) -> str:
+    """The folder in which a script finds the package.
+
+    Raises:
+        UsageError: if a list of folders cannot have it.
+    """
+    folder = str(directory.resolve().parent)
+    if os.pathsep in folder:
+        what = f"{folder!r} cannot be in PYTHONPATH, by which a script finds the package"
+        raise UsageError(what, f"Folders without {os.pathsep!r}, which is between two of them", "Move the package")
+    return folder
+
+
 def read_launch(
     directory: Path, script: Path, arguments: Sequence[str], hosts: Sequence[str] = (), port: int = PORT
 ) -> Launch:
@@ -171,8 +190,10 @@ def read_launch(
         raise UsageError(
             what, f"{cluster.name} has {len(processes)}", "Name each once, in the order of the cluster file"
         )
+    if not all(HOST.fullmatch(name) for name in hosts):
+        raise UsageError(f"hosts are {', '.join(map(repr, hosts))}", "Names or addresses", "Write --hosts a,b")
     on_gpus = all(entry.device.kind == "gpu" for entry in cluster.classes)
-    environment = {"PYTHONPATH": str(directory.resolve().parent)}
+    environment = {"PYTHONPATH": _import_folder(directory)}
     if not on_gpus:
         environment["OMP_NUM_THREADS"] = "1"  # a process is a core
     names = tuple(hosts) or tuple(f"HOST{number}" for number in range(len(processes)))

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 Handler = Callable[[int, Any], object] | signal.Handlers  # Any: the frame that runs, or None
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Orders to end: of batch systems and `timeout`, and of a terminal that is closed."""
 
 
 @contextmanager

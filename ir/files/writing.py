@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ir.errors import UsageError, WriteError
-from ir.files.signals import handled
+from ir.files.signals import ENDING, handled
 
 _STREAMS = {Path("/dev"), Path("/dev/fd")}  # /dev/stdout may lead to a file, of which it is but a name
 
@@ -60,8 +60,8 @@ def _is_replaced(path: Path) -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """The moment in which files change places: Ctrl-C comes too late for it."""
-    with handled(signal.SIG_IGN, signal.SIGINT):
+    """The moment in which files change places: Ctrl-C, and an order to end, come too late for it."""
+    with handled(signal.SIG_IGN, signal.SIGINT, *ENDING):
         yield
 
 

@@ -2,7 +2,7 @@
 
 0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
 8 bad measurements or weights, 9 cannot write, 10 interrupted, and the best plan so far was taken,
-11 some of several jobs failed, 70 our own fault, 130 interrupted.
+11 some of several jobs failed, 70 our own fault, 130 interrupted, 143 and 129 told to end (SIGTERM, SIGHUP).
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, get_args, get_type_hints
 
 import typer
 
 import pdv
 from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
+from ir.files.signals import ENDING
 from pdv.cli import cluster, cost, diff, doctor, explain, launch, optimize, profile, rules, simulate, verify
 from pdv.cli.engines import exporting, importing
 from pdv.cli.jobs import plan
-from pdv.cli.output import open_streams, print_error
+from pdv.cli.output import leave_streams, open_streams, print_error
 from pdv.guard import guarded
 
 ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (700) that is 7 % of a search's time
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+ENDED = frozenset(128 + number for number in ENDING)
 
 COMMANDS = (
     "optimize", "plan", "verify", "explain", "report", "simulate", "diff", "export", "import", "launch", "bench",
@@ -79,9 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(ALLOCATED)
     open_streams()
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, _end_in_order)
     code = run(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done
+    leave_streams()
     sys.exit(code)
+
+
+def _end_in_order(number: int, _: object) -> None:
+    """By way of what removes all that is half-written; told so again, this process ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -97,6 +110,11 @@ def run(arguments: Sequence[str]) -> int:
         return _report(error, command, as_json=as_json, debug=debug)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except SystemExit as end:
+        if not isinstance(end.code, int) or end.code not in ENDED:
+            raise
+        print_error(command, "interrupted", "told to end; nothing was written", end.code, as_json=as_json)
+        return end.code
     if code == INTERRUPTED:  # typer turns the interrupt into this code
         print_error(command, "interrupted", "interrupted; nothing was written", INTERRUPTED, as_json=as_json)
     return code if isinstance(code, int) else 0
@@ -104,14 +122,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _flush() -> None:
     """Print what is held back, so that a full disk shows while there is somebody to tell."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = None  # the reader went away; leave no complaint at exit
-    except OSError:
-        sys.stdout = None
-        raise
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _ran(words: list[str]) -> object:
@@ -120,14 +132,45 @@ def _ran(words: list[str]) -> object:
     Raises:
         UsageError: what typer itself found wrong with the words.
     """
+    if "" in words or any(word.endswith("=") for word in words):
+        _refuse_empty_paths(words)
     try:
         return app(args=words, prog_name="pdv", standalone_mode=False)
     except typer.TyperException as error:
         others = _commands_with(getattr(error, "option_name", ""))
         raise UsageError(error.format_message(), others, _usage_hint(words)) from error
-    except BrokenPipeError:
-        sys.stdout = None  # the reader went away; leave no complaint at exit
-        return 0
+    except SystemExit as end:  # which typer makes of every broken pipe, without a word
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
+
+
+def _refuse_empty_paths(words: list[str]) -> None:
+    """See that no path is empty: it would be the folder that one is in, and is a variable of a shell that is not set.
+
+    Raises:
+        UsageError: for one that is.
+    """
+    command = typer.main.get_command(app)
+    own = words[: words.index("--")] if "--" in words else words  # behind it are words of a script
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    declared = {param.name: param for param in command.params}
+    hints = get_type_hints(getattr(command.callback, "__wrapped__", command.callback))
+    paths = {option for name, param in declared.items() if _is_path(hints.get(name)) for option in param.opts}
+    others = {option for param in declared.values() if not getattr(param, "is_flag", False) for option in param.opts}
+    for before, word in zip(["", *own], own, strict=False):
+        name = word.removesuffix("=") if word.startswith("-") else before if before in others else ""
+        if (not word and (not name or name in paths)) or (word.endswith("=") and name in paths and name != before):
+            place = name or "an argument"
+            raise UsageError(
+                f"{place} is empty", "A path; that of this folder is .", "Is a variable of the shell not set?"
+            )
+
+
+def _is_path(hint: object) -> bool:
+    """Whether a parameter of a command takes paths: one, one or none, or several."""
+    return hint is Path or any(_is_path(each) for each in get_args(hint))
 
 
 def _report(error: PdvError, command: str, *, as_json: bool, debug: bool) -> int:

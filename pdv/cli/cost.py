@@ -279,6 +279,8 @@ def _weight_name(output: Path, *, overwrite: bool) -> Path:
     from learned_cost.weights import stem
 
     base = stem(output)
+    if base.name in {"", ".."}:
+        raise UsageError(f"-o: {str(output)!r} is a folder", mend="Name the weights in it")
     values.check_folder_of(base)
     for suffix in (".safetensors", ".json"):
         if base.with_name(base.name + suffix).exists() and not overwrite:

@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FORMAT_VERSION = 1  # of the objects that --json prints
 SHOWN = "pdv.shown"  # what is done about letters that a stream cannot encode
@@ -25,7 +28,8 @@ def open_streams() -> None:
 
     A stream that is closed is one to nowhere, lest a file that is opened later gets its number, and with it what
     libraries print. Letters that the encoding lacks are question marks; undecoded bytes of file names are what they
-    were.
+    were. What is printed to a pipe whose reader went away goes nowhere: the command does its work to the end, and its
+    exit code says how that went.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -35,9 +39,40 @@ def open_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
     codecs.register_error(SHOWN, _as_shown)
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
+            if not stream.isatty():
+                setattr(sys, name, stream := _unbroken(stream))
             stream.reconfigure(errors=SHOWN)
+
+
+def leave_streams() -> None:
+    """Give up what there is no room for, lest Python try again at its end, and exit by a code of its own."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (OSError, AttributeError):  # or there is no stream any more
+            setattr(sys, name, None)
+
+
+class _Outlet(io.FileIO):
+    """A stream of this process, whatever becomes of its reader."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """How many bytes are done with."""
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return memoryview(content).nbytes
+
+
+def _unbroken(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, to which writing does not fail for want of a reader."""
+    stream.flush()
+    whole_lines = stream.line_buffering or stream.write_through
+    outlet = io.BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(outlet, encoding=stream.encoding, errors=stream.errors, line_buffering=whole_lines)
 
 
 def _as_shown(error: UnicodeError) -> tuple[bytes, int]:

@@ -72,7 +72,7 @@ def simulate(
     if manual is None and arch is None:
         _check_of_plan([name for name in ("batch", "dim", "dtype") if values.is_given(context, name)])
     if trace is not None:
-        values.check_folder_of(trace, "--trace")
+        values.check_file(trace, "--trace")
     from pdv.manual.configuration import configuration
     from pdv.memory import step_memory
     from pdv.report.simulated import simulated_document, simulated_text

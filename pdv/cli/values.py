@@ -198,15 +198,15 @@ def check_folder_of(path: Path, option: str = "-o") -> None:
         raise UsageError(f"{option}: the folder {str(path.parent)!r} does not exist", mend="Make it first")
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, option: str = "-o") -> None:
     """That a file can be written at ``path``, before the work starts.
 
     Raises:
         UsageError: if a folder is there, or what it is to lie in is none.
     """
     if path.is_dir():
-        raise UsageError(f"-o: {str(path)!r} is a folder", mend="Name a file in it")
-    check_folder_of(path)
+        raise UsageError(f"{option}: {str(path)!r} is a folder", mend="Name a file in it")
+    check_folder_of(path, option)
 
 
 def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Path:

@@ -194,3 +194,29 @@ def test_what_it_runs_ends_with_it(
     for place in places:
         with pytest.raises(ProcessLookupError):
             os.kill(int(place.read_text()), 0)
+
+
+def test_a_name_of_two_lines_is_one_in_a_batch_script(
+    package: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(CPU)
+    Path("gpt_2_pdv").rename("two\nlines")
+    assert cli.run(["launch", "two\nlines", "train.py", "--for", "slurm"]) == 0
+    assert "#SBATCH --job-name=two_lines\n" in capsys.readouterr().out
+
+
+def test_hosts_are_names(package: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    package(GPUS)
+    for hosts in ("a b,c", "a;b,c", "a\nb,c", "a,"):
+        assert "Names or addresses" in refused(capsys, "--hosts", hosts)
+    assert "[fe80::1%eth0]" in told(capsys, "--hosts", "a-1.b_c,[fe80::1%eth0]")
+
+
+def test_a_folder_that_no_list_of_folders_can_have(
+    package: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(CPU)
+    Path("a:b").mkdir()
+    Path("gpt_2_pdv").rename("a:b/gpt_2_pdv")
+    assert cli.run(["launch", "a:b/gpt_2_pdv", "train.py"]) == 2
+    assert "cannot be in PYTHONPATH" in capsys.readouterr().err

@@ -84,3 +84,44 @@ def test_one_place_ends_commands_with_an_exit_code() -> None:
     """Beside ``launch --run``, which has none of its own to print, and ``--version``."""
     ends = [module.where for module in modules().values() if re.search(r"typer\.Exit\(|sys\.exit\(", module.text)]
     assert ends == ["pdv/cli/app.py", "pdv/cli/launch.py", "pdv/cli/output.py"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", ""],
+        ["report", "--quick", ""],
+        ["simulate", "there", "--trace", ""],
+        ["simulate", "there", "--trace="],
+        ["bench", "there", "-o", ""],
+        ["profile", "--device", "cpu", "--output="],
+        ["cost", "adapt", "--data", "", "-o", "x"],
+        ["diff", "there", ""],
+    ],
+)
+def test_a_path_that_is_empty_is_not_this_folder(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(words) == 2
+    assert " is empty. A path" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["launch", "absent", "train.py", "--", ""], ["cluster", "detect", "--name", "", "--x"]]
+)
+def test_other_words_may_be_empty(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == 2
+    assert "is empty" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_is_no_name_of_weights(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["cost", "adapt", "--data", str(tmp_path), "-o", name]) == 2
+    assert f"'{name}' is a folder. Name the weights in it" in capsys.readouterr().err
+
+
+def test_a_cost_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["simulate", "--arch", "gpt2", "--batch", "8", "--cluster", LAPTOP, "--cost", ""]) == 2
+    assert "--cost: '' is no cost model" in capsys.readouterr().err

@@ -343,12 +343,18 @@ def test_a_cache_is_opened_with_the_key_of_its_user(tmp_path: Path, monkeypatch:
 
 
 def test_the_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     for folder, variable, usual in (
         (cache_folder, "XDG_CACHE_HOME", ".cache"),
         (state_folder, "XDG_STATE_HOME", ".local/state"),
     ):
         assert folder({variable: "/somewhere"}) == Path("/somewhere/pdv")
         assert folder({variable: "relative"}) == folder({}) == Path.home() / usual / "pdv"
+
+    for home in ("", "relative"):  # which would be folders of the root, and of wherever one is
+        monkeypatch.setenv("HOME", home)
+        assert (cache_folder(os.environ), state_folder(os.environ)) == (None, None)
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
