@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ir.errors import UsageError, WriteError
@@ -48,7 +48,8 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
         raise unwritable(path, error) from error
     finally:  # interrupted, too: leave nothing half-written
         for part in beside.values():
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # of a disk that cannot be written to: what is told is why
+                part.unlink()
 
 
 def _is_replaced(path: Path) -> bool:

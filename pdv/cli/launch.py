@@ -117,8 +117,7 @@ def _kept_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
+    values.check_no_file(folder)
     make_folder(folder)
     try:
         yield

@@ -63,6 +63,7 @@ def profile(
         raise UsageError("--model and --cluster go together", mend="Give both, or neither: then example models' shapes")
     if for_plan is not None and (model is not None or ops):
         raise UsageError("--for-plan says what to measure", mend="Leave --model and --ops out")
+    values.check_no_file(output)
     names = tuple(name.strip() for entry in ops or () for name in entry.split(",") if name.strip())
     budget_s = values.seconds(budget, "--budget")
     try:

@@ -184,6 +184,16 @@ def is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
+def check_no_file(folder: Path) -> None:
+    """That a folder is, or can be made, at this place, before the work starts.
+
+    Raises:
+        UsageError: if a file is there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
+
+
 def check_folder_of(path: Path, option: str = "-o") -> None:
     """That something can be written at ``path``, before the work starts.
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 
+import pytest
+
+from ir.errors import WriteError
 from ir.files.writing import write_whole
 
 
@@ -33,3 +37,17 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
     write_whole(page, b"after")
     assert page.read_bytes() == b"after"
     assert page.stat().st_ino != before
+
+
+def test_a_disk_that_cannot_be_written_to_is_told_of_the_file_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the one beside it, which cannot even be removed."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(WriteError, match=r"page cannot be written \(Read-only file system\); nothing was written"):
+        write_whole(tmp_path / "page", b"a page")

@@ -125,3 +125,10 @@ def test_a_folder_is_no_name_of_weights(name: str, tmp_path: Path, capsys: pytes
 def test_a_cost_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["simulate", "--arch", "gpt2", "--batch", "8", "--cluster", LAPTOP, "--cost", ""]) == 2
     assert "--cost: '' is no cost model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["profile --device cpu", "bench there"])
+def test_measurements_are_kept_in_folders(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert cli.run([*command.split(), "-o", str(tmp_path / "file")]) == 2
+    assert "is a file. Choose another name" in capsys.readouterr().err
