@@ -1,1 +1,1 @@
-"""How values lie in the memory of a device, and what kernels hold beside them."""
+"""How values lie in the memory of a device, what kernels hold beside them, and what backward keeps or makes again."""
