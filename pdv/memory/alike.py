@@ -70,4 +70,4 @@ def _of(setting: Setting, node: Node) -> Hashable:
     what = node.signature
     if node.is_leaf:
         what = f"{node.attr('trainable')}, {bool(node.attr('regather'))}" if node.is_param else ""
-    return node.op.name, what, str(node.type), setting.shape(node), node.needs_grad
+    return node.op.name, what, str(node.type), setting.shape(node), node.needs_grad, node in setting.light
